@@ -79,10 +79,11 @@ producers: install ## small models quantized by other programs, against what the
 # In an environment of its own: these packages ask for other versions of torch.
 LOADERS = .loaders
 
-loaders: install ## what transformers, mlx-lm and llama.cpp do with small checkpoints, against the verdicts of inspect --for (minutes)
+loaders: install ## what transformers, mlx-lm, llama.cpp and diffusers do with small checkpoints, against the verdicts of inspect --for (minutes)
 	$(PYTHON) -m venv $(LOADERS)
 	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) "mlx[cpu]" loguru
-	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' transformers==5.24.0
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' transformers==5.24.0 \
+		diffusers==0.42.1 amd-quark==0.13
 	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps compressed-tensors==0.20.1 \
 		mlx-lm==0.32.2 bitsandbytes==0.50.2 torchao==0.18.0 hqq==0.2.8.post1 termcolor \
 		xllamacpp==2026.10.11549

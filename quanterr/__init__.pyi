@@ -135,8 +135,8 @@ def compare(
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
             expand.
-        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
-            ik_llama.cpp, comfyui, mlx, exllamav3, or all.
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, tensorrt-llm,
+            llama.cpp, ik_llama.cpp, ollama, comfyui, diffusers, mlx, exllamav3, or all.
         devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         importance (FILE): An importance matrix of llama.cpp (.gguf or .dat): weights errors by the importance of
             each input.
@@ -378,8 +378,8 @@ def inspect(
     """Inspect a checkpoint: a file, a folder, an index, a cached ``org/name``, an open checkpoint, or one in memory.
 
     Keyword Args:
-        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
-            ik_llama.cpp, comfyui, mlx, exllamav3, or all.
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, tensorrt-llm,
+            llama.cpp, ik_llama.cpp, ollama, comfyui, diffusers, mlx, exllamav3, or all.
         devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         hardware (NAME|GB/s): Show how many tokens per second this memory bandwidth allows: H100, 4090, M3-max,
             900GB/s.
@@ -553,8 +553,8 @@ def rank(
             name; a glob; re:REGEX; !PATTERN excludes. Separated by commas. layers_to_compare is the same.
         exclude (PATTERN, one or several): Layers to leave out, by the same patterns without !, which shells
             expand.
-        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, llama.cpp,
-            ik_llama.cpp, comfyui, mlx, exllamav3, or all.
+        runtimes (NAMES, one or several): Say whether programs load it: transformers, vllm, sglang, tensorrt-llm,
+            llama.cpp, ik_llama.cpp, ollama, comfyui, diffusers, mlx, exllamav3, or all.
         devices (N, default 1): Number of devices among which vLLM splits the model. tp is the same.
         keep_original (BYTES|dB): Propose layers to leave unquantized: 500MiB, at most that many bytes, without
             layers that gain little; 3dB, enough to gain that much SNR.

@@ -81,7 +81,7 @@ PLAIN = ""  # no function: the value of the whole subject if it has the metric, 
 PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d+)?)")
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<name>[A-Za-z_][\w.]*)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"\s*(?:(?P<name>[A-Za-z_][\w.]*(?:-[A-Za-z][\w.]*)*)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
     r"|(?P<operator><=|>=|==|!=|<|>)|(?P<bracket>[()]))",
     re.ASCII,
 )

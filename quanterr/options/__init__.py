@@ -188,8 +188,8 @@ class LoadingOptions(CheckedOptions):
     runtimes: Annotated[
         Iterable[str],
         Option(
-            "Say whether programs load it: transformers, vllm, sglang, llama.cpp, ik_llama.cpp, comfyui, mlx, "
-            "exllamav3, or all.",
+            "Say whether programs load it: transformers, vllm, sglang, tensorrt-llm, llama.cpp, ik_llama.cpp, ollama, "
+            "comfyui, diffusers, mlx, exllamav3, or all.",
             METRICS,
             "NAMES",
             flags="--for",

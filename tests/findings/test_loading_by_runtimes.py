@@ -18,6 +18,7 @@ from quanterr import guide
 from quanterr.cli import app
 from quanterr.errors import Status, UsageError
 from quanterr.findings.runtimes.judging import RUNTIMES
+from quanterr.gates.expression import parse
 from quanterr.options import InspectOptions, list_options
 
 RESULTS = json.loads((Path(__file__).parents[1] / "loaders" / "results.json").read_text())
@@ -229,7 +230,7 @@ class TestVllm:
         ("name", "verdict"),
         [
             ("torchao FP8", "loads"),
-            ("torchao INT8", "not known"),
+            ("torchao INT8", "loads"),
             ("torchao, dense tensors without description", "refuses"),
             ("bitsandbytes NF4", "refuses"),
             ("HQQ", "refuses"),
@@ -262,6 +263,94 @@ class TestSglang:
         path = store(tmp_path / "m", make_fp8([UP]), config=declare(quant_method="hqq"))
 
         assert "refuses" == judge(path, "sglang")[0]
+
+    @pytest.mark.parametrize(
+        ("architecture", "dtype", "verdict"),
+        [
+            ("qwen3", "Q4_K", "loads"),
+            ("qwen3", "MXFP4", "refuses"),
+            ("llama", "Q4_K", "not known"),  # whose q and k have another order of rows
+        ],
+    )
+    def test_gguf_is_loaded_by_types_and_architectures(self, tmp_path, architecture, dtype, verdict):
+        keys = [key("general.architecture", TEXT, architecture)]
+        path = write_gguf(tmp_path / "m.gguf", [Stored("blk.0.attn_output.weight", dtype, (256, 256))], keys)
+
+        assert [verdict, "refuses"] == [judge(path, one)[0] for one in ("sglang", "vllm")]
+
+    def test_weights_of_quark_need_quantized_inputs(self, tmp_path):
+        CASES["Quark INT4"].make(tmp_path)
+
+        assert ["not known", "loads"] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
+
+
+class TestTensorrtLlm:
+    @pytest.mark.parametrize(
+        ("name", "verdict", "said"),
+        [
+            ("plain", "loads", ""),
+            ("FP8 in blocks", "refuses", "128 x 128"),
+            ("compressed-tensors INT8", "loads, but", "takes INT8 of rows for FP8"),
+            ("compressed-tensors packed INT4", "refuses", "without quantized inputs"),
+            ("GGUF", "refuses", "not GGUF files"),
+            ("HQQ", "not known", "no quant_method hqq"),
+        ],
+    )
+    def test_schemes_of_floats_are_loaded(self, tmp_path, name, verdict, said):
+        CASES[name].make(tmp_path)
+        found, reason = judge(find_checkpoint(tmp_path), "tensorrt-llm")
+
+        assert (verdict, True) == (found, said in reason)
+
+    @pytest.mark.parametrize(("algorithm", "verdict"), [("FP8", "loads"), ("W4A8_AWQ", "not known")])
+    def test_fp8_of_modelopt_is_loaded(self, tmp_path, algorithm, verdict):
+        config = declare(quant_method="modelopt", quant_algo=algorithm)
+
+        assert verdict == judge(store(tmp_path / "m", make_fp8([UP]), config=config), "tensorrt-llm")[0]
+
+    def test_gate_names_it(self):
+        assert "tensorrt-llm" == parse("loads(tensorrt-llm)").metric
+
+
+class TestOllama:
+    @pytest.mark.parametrize(
+        ("name", "verdict", "said"),
+        [
+            ("GGUF", "loads", ""),
+            ("llama.cpp: unknown class", "refuses", "unknown model architecture"),
+            ("plain", "loads", ""),
+            ("FP8 in blocks", "loads", ""),
+            ("compressed-tensors INT8", "refuses", "unknown data type"),
+            ("no config.json", "refuses", "needs config.json"),
+        ],
+    )
+    def test_gguf_and_what_it_converts_are_loaded(self, tmp_path, name, verdict, said):
+        CASES[name].make(tmp_path)
+        found, reason = judge(find_checkpoint(tmp_path), "ollama")
+
+        assert (verdict, True) == (found, said in reason)
+
+    def test_architecture_that_is_newer_than_its_llama_cpp_is_not_known(self, tmp_path):
+        keys = [key("general.architecture", TEXT, "minimax-m3")]
+        path = write_gguf(tmp_path / "m.gguf", [Stored("blk.0.attn_output.weight", "Q4_K", (256, 256))], keys)
+
+        assert "not known" == judge(path, "ollama")[0]
+
+    def test_fp8_without_blocks_is_refused(self, tmp_path):
+        verdict, reason = judge(store(tmp_path / "m", make_fp8([UP]), config=TestVllm.FP8), "ollama")
+
+        assert ("refuses", True) == (verdict, "missing fp8 block size" in reason)
+
+
+class TestDiffusers:
+    @pytest.mark.parametrize(("dtype", "verdict"), [("Q4_K", "loads"), ("IQ4_NL", "loads"), ("IQ3_S", "refuses")])
+    def test_gguf_of_denoisers_is_loaded(self, tmp_path, dtype, verdict):
+        assert verdict == judge(TestComfy().make_gguf(tmp_path, "flux", dtype), "diffusers")[0]
+
+    def test_model_of_transformers_is_not_known(self, tmp_path):
+        CASES["HQQ"].make(tmp_path)
+
+        assert "not known" == judge(tmp_path, "diffusers")[0]
 
 
 class TestComfy:
@@ -577,7 +666,7 @@ class TestAnswers:
         shown = list_options(InspectOptions)["runtimes"].help
         names = [one.name.lower() for one in RUNTIMES]
 
-        assert names == re.findall(r"[\w.]+", shown.partition(": ")[2].partition(", or all")[0])
+        assert names == re.findall(r"[\w.-]+", shown.partition(": ")[2].partition(", or all")[0])
         assert all(f"`{name}`" in guide.read_page("inspect") for name in names)
 
     def test_no_devices_are_wrong_usage(self, tmp_path):

@@ -179,6 +179,37 @@ def _by_hqq(name: str, x: Tensor) -> Tensors:
     }
 
 
+def _by_quark(name: str, x: Tensor) -> Tensors:
+    """Return codes of 4 bits, transposed, as Quark interleaves them."""
+    interleaved, shape = (0, 4, 1, 5, 2, 6, 3, 7), (x.shape[1] // GROUP, x.shape[0])
+    groups = x.T.unflatten(0, (-1, GROUP))
+    scale = groups.abs().amax(1) / 7
+    codes = (groups / scale[:, None]).round().reshape(x.T.shape) + 8
+    return {
+        f"{name}.weight": pack(codes, interleaved),
+        f"{name}.weight_scale": scale.bfloat16(),
+        f"{name}.weight_zero_point": pack(torch.full(shape, 8), interleaved),
+    }
+
+
+def _by_quark_in_two_steps(name: str, x: Tensor) -> Tensors:
+    """Return NVFP4 as Quark stores it; the codes are all alike."""
+    return {
+        f"{name}.weight": torch.full((x.shape[0], x.shape[1] // 2), 0x22, dtype=torch.uint8),
+        f"{name}.weight_scale": torch.ones(x.shape[0], x.shape[1] // 16).to(torch.float8_e4m3fn),
+        f"{name}.weight_scale_2": torch.tensor(0.01),
+    }
+
+
+def _of_quark(weight: object) -> Config:
+    """Return the configuration of Quark for all linear layers but the head, with this scheme of weights."""
+    scheme = {"weight": weight, "input_tensors": None, "output_tensors": None, "bias": None, "target_device": None}
+    export = {"kv_cache_group": [], "min_kv_scale": 0.0, "pack_method": "reorder", "weight_format": "real_quantized"}
+    layers: Config = {"layer_quant_config": {}, "layer_type_quant_config": {}, "exclude": ["lm_head"]}
+    about = {"quant_method": "quark", "quant_mode": "eager_mode", "version": "0.13", "algo_config": None}
+    return {"quantization_config": about | layers | {"global_quant_config": scheme, "export": export}}
+
+
 def _save_torchao(folder: Path, kind: str, *, describe_dense: bool = True) -> None:
     """Write the model as torchao 0.18 does: INT8 or FP8 with a scale per row, or INT4 in bytes with one per group."""
     group = GROUP if kind == "IntxUnpackedToInt8Tensor" else None
@@ -251,6 +282,35 @@ OF_HQQ: Config = {
     },
 }
 OF_MLX = {"group_size": GROUP, "bits": 4}
+QUARK: Config = {
+    **{"is_dynamic": False, "ch_axis": -1, "round_method": "half_even", "zero_point_type": "int32"},
+    **{"group_size": None, "block_size": None, "scale_format": None, "scale_calculation_mode": None},
+    **{"symmetric": None, "is_scale_quant": False, "mx_element_dtype": None},
+}
+QUARK_INT4 = QUARK | {
+    "dtype": "uint4",
+    "qscheme": "per_group",
+    "group_size": GROUP,
+    "symmetric": False,
+    "scale_type": "float",
+    "observer_cls": "PerGroupMinMaxObserver",
+}
+QUARK_FP4 = QUARK | {
+    "dtype": "fp4",
+    "qscheme": "per_group",
+    "group_size": 16,
+    "scale_format": "float32",
+    "scale_type": "float32",
+    "observer_cls": "PerBlockMXObserver",
+}
+QUARK_SCALES = QUARK | {
+    "dtype": "fp8_e4m3",
+    "qscheme": "per_tensor",
+    "is_scale_quant": True,
+    "symmetric": True,
+    "scale_type": "float32",
+    "observer_cls": "PerTensorMinMaxObserver",
+}
 
 
 def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -> None:
@@ -285,7 +345,36 @@ def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -
     writer.close()
 
 
-TRANSFORMERS, MLX, LLAMA_CPP = "transformers", "MLX", "llama.cpp"
+# FLUX without blocks, whose layers outside them are a model of diffusers.
+DENOISER: Config = {
+    "_class_name": "FluxTransformer2DModel",
+    "patch_size": 1,
+    "in_channels": WIDTH,
+    "num_layers": 0,
+    "num_single_layers": 0,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": WIDTH,
+    "pooled_projection_dim": WIDTH,
+    "axes_dims_rope": [8, 12, 12],
+}
+OF_DENOISER = {
+    **dict.fromkeys(("x_embedder", "context_embedder", "proj_out"), (WIDTH, WIDTH)),
+    **{f"time_text_embed.text_embedder.linear_{n}": (WIDTH, WIDTH) for n in (1, 2)},
+    "time_text_embed.timestep_embedder.linear_1": (WIDTH, 256),
+    "time_text_embed.timestep_embedder.linear_2": (WIDTH, WIDTH),
+    "norm_out.linear": (2 * WIDTH, WIDTH),
+}
+
+
+def _save_denoiser(folder: Path, name: str = "diffusion_pytorch_model.safetensors", **config: object) -> None:
+    weights = {f"{module}.weight": _numbers(*shape) for module, shape in OF_DENOISER.items()}
+    biases = {f"{module}.bias": torch.zeros(shape[0]) for module, shape in OF_DENOISER.items()}
+    (folder / "config.json").write_text(json.dumps(DENOISER | config))
+    _save(folder, weights | biases, name=name)
+
+
+TRANSFORMERS, MLX, LLAMA_CPP, DIFFUSERS = "transformers", "MLX", "llama.cpp", "diffusers"
 DOWN = f"{BLOCK}mlp.down_proj"
 CASES = {
     "plain": Case(TRANSFORMERS, lambda to: _save(to, _dense(), {})),
@@ -327,6 +416,10 @@ CASES = {
         TRANSFORMERS, partial(_save_torchao, kind="Int8Tensor", describe_dense=False)
     ),
     "HQQ": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_hqq), {"quantization_config": OF_HQQ})),
+    "Quark INT4": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_quark), _of_quark(QUARK_INT4))),
+    "Quark NVFP4": Case(
+        TRANSFORMERS, lambda to: _save(to, _quantize(_by_quark_in_two_steps), _of_quark([QUARK_FP4, QUARK_SCALES]))
+    ),
     "GGUF": Case(TRANSFORMERS, _write_gguf),
     "GGUF of an unknown class": Case(TRANSFORMERS, lambda to: _write_gguf(to, "grok")),
     "MLX: plain": Case(MLX, lambda to: _save(to, _dense(), {})),
@@ -354,4 +447,9 @@ CASES = {
     "llama.cpp: no experts": Case(LLAMA_CPP, partial(_write_gguf, architecture="grok")),
     "llama.cpp: keys of the architecture lacking": Case(LLAMA_CPP, partial(_write_gguf, architecture="granite")),
     "llama.cpp: safetensors": Case(LLAMA_CPP, lambda to: _save(to, _dense(), {})),
+    "diffusers: plain": Case(DIFFUSERS, _save_denoiser),
+    "diffusers: another file name": Case(DIFFUSERS, partial(_save_denoiser, name="model.safetensors")),
+    "diffusers: unknown quant_method": Case(
+        DIFFUSERS, partial(_save_denoiser, quantization_config={"quant_method": "gptq"})
+    ),
 }

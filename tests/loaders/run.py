@@ -53,10 +53,21 @@ def load_by_llama_cpp(folder: Path) -> tuple[str, str]:
     return LOADS, ""
 
 
+def load_by_diffusers(folder: Path) -> tuple[str, str]:
+    """Return what diffusers does with a model of a pipeline, and what it says."""
+    import diffusers
+
+    name = json.loads((folder / "config.json").read_text())["_class_name"]
+    _, info = getattr(diffusers, name).from_pretrained(folder, output_loading_info=True)
+    found = [f"{key} {sorted(map(str, names))[0]}" for key, names in info.items() if names]
+    return (DIFFERS, "; ".join(found)) if found else (LOADS, "")
+
+
 LOADERS: dict[str, tuple[str, Callable[[Path], tuple[str, str]]]] = {
     "transformers": ("transformers", load_by_transformers),
     "MLX": ("mlx-lm", load_by_mlx),
     "llama.cpp": ("xllamacpp", load_by_llama_cpp),
+    "diffusers": ("diffusers", load_by_diffusers),
 }
 
 

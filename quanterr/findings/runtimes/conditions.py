@@ -50,6 +50,11 @@ def has_integers_alone(config: JsonFields) -> bool:
     )
 
 
+def find_algorithm(config: JsonFields) -> str:
+    """Return the quant_algo of ModelOpt's configuration, in config.json or in a file of its own; empty if none."""
+    return str(as_object(config.get("quantization")).get("quant_algo") or config.get("quant_algo") or "").upper()
+
+
 def check_repacked(contents: Contents, place: str) -> Iterator[LoadingReason]:
     """Yield that types with interleaved rows (Q4_K_R4) are those of ik_llama.cpp alone."""
     names = [entry.name for entry in contents.checkpoint.entries.values() if REPACKED.search(entry.dtype)]

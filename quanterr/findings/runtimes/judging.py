@@ -6,7 +6,18 @@ from quanterr.documents.base import Finding
 from quanterr.documents.loading import DIFFERS, LOADS, NOT_KNOWN, REFUSES, Loading, LoadingReason
 from quanterr.errors import UsageError
 from quanterr.findings.contents import Contents, Stored
-from quanterr.findings.runtimes import comfyui, exllamav3, llama_cpp, mlx, sglang, transformers, vllm
+from quanterr.findings.runtimes import (
+    comfyui,
+    diffusers,
+    exllamav3,
+    llama_cpp,
+    mlx,
+    ollama,
+    sglang,
+    tensorrt_llm,
+    transformers,
+    vllm,
+)
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, list_unread
 from quanterr.util.text import count, display, listed
 
@@ -14,9 +25,12 @@ RUNTIMES: Sequence[Runtime] = (
     transformers.RUNTIME,
     vllm.RUNTIME,
     sglang.RUNTIME,
+    tensorrt_llm.RUNTIME,
     llama_cpp.RUNTIME,
     llama_cpp.IK_RUNTIME,
+    ollama.RUNTIME,
     comfyui.RUNTIME,
+    diffusers.RUNTIME,
     mlx.RUNTIME,
     exllamav3.RUNTIME,
 )

@@ -85,6 +85,7 @@ IK_RUNTIME = Runtime(
             ),
             TYPES,
         ),
+        Layout(words("gguf_mxfp4 gguf_q1_0"), f"{TYPES}: MXFP4, Q1_0_G128"),
     ),
     rules=(partial(check_file, architectures=dict.fromkeys(IK_LLAMA_CPP, ())),),
     findings=FINDINGS,

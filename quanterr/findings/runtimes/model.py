@@ -159,9 +159,9 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def leave_open(message: str, place: str = "") -> LoadingReason:
+def leave_open(message: str, place: str = "", layers: Iterable[str] = ()) -> LoadingReason:
     """Return the reason that nothing is known of a runtime and a checkpoint."""
-    return LoadingReason(NOT_KNOWN, message, place, [])
+    return LoadingReason(NOT_KNOWN, message, place, list(layers))
 
 
 def refuse(message: str, place: str, layers: Iterable[str] = ()) -> LoadingReason:

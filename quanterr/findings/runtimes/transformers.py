@@ -35,6 +35,7 @@ from quanterr.findings.runtimes.model import (
     refuse,
     words,
 )
+from quanterr.findings.runtimes.schemes import list_quark_schemes
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
@@ -115,6 +116,12 @@ def _is_of_bitsandbytes(config: JsonFields) -> bool:
     return bool(config.get("load_in_4bit") or config.get("load_in_8bit"))
 
 
+def _has_stages(config: JsonFields) -> bool:
+    """Return whether a scheme of Quark has several steps for weights."""
+    return any(isinstance(scheme.get("weight"), list) for scheme in list_quark_schemes(config))
+
+
+QUARK = "quantizers/quantizer_quark.py, by amd-quark 0.13: quark/torch/export/api.py _map_to_quark"
 COMPRESSED = "quantizers/quantizer_compressed_tensors.py; compressed_tensors/compressors/"
 DEQUANTIZING = "modeling_gguf_pytorch_utils.py: load_gguf_checkpoint, which dequantizes with gguf"
 RUNTIME = Runtime(
@@ -157,6 +164,12 @@ RUNTIME = Runtime(
             is_run=True,
         ),
         Layout(words("torchao_mx torchao_nvfp4 torchao_int4"), "quantizers/quantizer_torchao.py", words("torchao")),
+        Layout(words("quark_int4"), QUARK, words("quark"), is_run=True),
+        Layout(
+            words("fp8_tensor fp8_row int8_tensor int8_row mxfp4 mxfp6_e2m3 mxfp6_e3m2"),
+            QUARK,
+            words("quark"),
+        ),
         Layout(words("eetq"), "quantizers/quantizer_eetq.py", words("eetq")),
         Layout(words("aqlm"), "quantizers/quantizer_aqlm.py", words("aqlm")),
         Layout(words("spqr"), "quantizers/quantizer_spqr.py", words("spqr")),
@@ -202,6 +215,13 @@ RUNTIME = Runtime(
             always,
             "reads no codes of HQQ, which it no longer loads, and leaves weights random",
             "quantizers/quantizer_hqq.py: HqqHfQuantizer has no get_load_operations",
+            DIFFERS,
+        ),
+        ConfigRule(
+            words("quark"),
+            _has_stages,
+            "does not map scales that are quantized themselves, as of NVFP4, and leaves them random",
+            "quantizers/quantizer_quark.py: CHECKPOINT_KEYS",
             DIFFERS,
         ),
         ConfigRule(

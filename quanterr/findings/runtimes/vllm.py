@@ -6,17 +6,19 @@ model_executor/layers/quantization/, model_executor/model_loader/.
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from quanterr.advice.runtimes import OF_COMPRESSED_TENSORS, OF_MODELOPT
 from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
-from quanterr.findings.contents import Contents, Stored
+from quanterr.findings.contents import Contents
 from quanterr.findings.declared import list_left
 from quanterr.findings.runtimes.classes import VLLM
 from quanterr.findings.runtimes.conditions import (
     always,
     check_architectures,
     check_torchao,
+    find_algorithm,
     has_groups_where,
     has_integers_alone,
     has_unknown_method,
@@ -34,13 +36,13 @@ from quanterr.findings.runtimes.model import (
     Runtime,
     TensorRule,
     differ,
-    leave_open,
     refuse,
     words,
 )
+from quanterr.findings.runtimes.schemes import check_quark, check_rounded
 from quanterr.findings.runtimes.tensor_parallel import find_cuts
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, listed
 
 LAYERS = "model_executor/layers/quantization/"
 METHODS = words(
@@ -51,8 +53,6 @@ METHODS = words(
 GPTQ, AWQ, CT = words("gptq gptq_marlin auto_gptq"), words("awq awq_marlin auto_awq"), words("compressed-tensors")
 MODELOPT = words("modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8")
 ALGORITHMS = words("FP8 FP8_PER_CHANNEL_PER_TOKEN FP8_PB_WO NVFP4 W4A16_NVFP4 MXFP8 FP8_BLOCK_SCALES MIXED_PRECISION")
-# packing_format of AutoRound → what it stores; the first is its default.
-ROUNDED = {"auto_round:auto_gptq": words("gptq gptq_v2"), "auto_round:auto_awq": words("awq_gemm")}
 # Names of scales of a KV cache, and those that maybe_remap_kv_scale_name and get_cache_scale_mapper map.
 OF_CACHE = re.compile(r"\b(?:k|v|kv)_(?:proj\.)?(?:cache_)?(?:output_)?(?:scales?|scaling_factor)$")
 MAPPED = re.compile(r"\.(?:[kv]_scale|kv_scale|[kv]_proj\.output_scale)$")
@@ -61,7 +61,8 @@ MAPPED = re.compile(r"\.(?:[kv]_scale|kv_scale|[kv]_proj\.output_scale)$")
 def check_class(contents: Contents) -> Iterator[LoadingReason]:
     """Yield why no class is found for the model."""
     if contents.checkpoint.gguf is not None:
-        yield leave_open("has no loader of GGUF files of its own; a plugin may", LAYERS + "__init__.py")
+        message = "reads GGUF files with vllm-gguf-plugin alone: ValueError"
+        yield refuse(message, "model_executor/model_loader/__init__.py: LoadFormats has none")
         return
     missing = refuse(f"needs {CONFIG}, which is not stored: ValueError", "transformers_utils/config.py: get_config")
     yield from check_architectures(contents, VLLM, missing, "model_executor/models/registry.py: _VLLM_MODELS")
@@ -90,48 +91,6 @@ def check_cache_scales(contents: Contents) -> Iterator[LoadingReason]:
     if names:
         message = f"does not map {count(len(names), 'scale')} of a KV cache, and takes 1: {listed(names, 3)}"
         yield differ(message, "model_executor/model_loader/weight_utils.py: maybe_remap_kv_scale_name", names)
-
-
-def check_rounded(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that no rule covers what AutoRound declares, or that it stores something else."""
-    config = contents.labels.config
-    if contents.labels.method != "auto-round":
-        return
-    packing = str(config.get("packing_format", next(iter(ROUNDED))))
-    formats = ROUNDED.get(packing, frozenset()) if config.get("data_type", "int") == "int" else frozenset()
-    others = [one.name for one in contents.stored if one.weight.has_codes and one.weight.format not in formats]
-    if others:
-        message = f"no rule covers {display(packing)} of AutoRound for {listed(others, 3)}"
-        yield leave_open(message, LAYERS + "inc/inc.py: INCConfig")
-
-
-def check_quark(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that no rule covers a scheme of Quark, or where it is used."""
-    config = contents.labels.config
-    if contents.labels.method != "quark":
-        return
-    place = LAYERS + "quark/quark.py: QuarkConfig._get_scheme_cls_from_config"
-    layers = [as_object(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")]
-    schemes = [config.get("global_quant_config"), *(scheme for own in layers for scheme in own.values())]
-    export = as_object(config.get("export"))
-    if export.get("kv_cache_group") != [] or export.get("pack_method") not in ("order", "reorder"):
-        yield leave_open("no rule covers a cache that Quark quantizes, or codes in another order", place)
-    if not all(_has_quark_scheme(as_object(scheme)) for scheme in schemes):
-        yield leave_open("no rule covers a scheme that Quark declares", place)
-    if any(".experts." in one.name for one in contents.stored if one.weight.has_codes):
-        yield leave_open("no rule covers experts that Quark quantizes", LAYERS + "quark/quark_moe.py")
-    odd = [one for one in contents.stored if one.weight.has_codes and not _has_quark_shape(one)]
-    if odd:
-        message = f"no rule covers scales of these shapes: {listed([one.name for one in odd], 3)}"
-        yield leave_open(message, LAYERS + "quark/schemes/: create_weights")
-
-
-def _has_quark_shape(one: Stored) -> bool:
-    """Return whether scales are stored as its schemes of linear layers create them: codes of INT4 in groups alone."""
-    scale = one.weight.scale
-    if scale is None or one.weight.format not in ("fp8_row", "quark_int4"):
-        return True
-    return len(scale.shape) == (1 if one.weight.format == "fp8_row" else 2)
 
 
 def _has_quark_scheme(scheme: JsonFields) -> bool:
@@ -172,11 +131,6 @@ def _is_sparse(config: JsonFields) -> bool:
 def _orders_columns(config: JsonFields) -> bool:
     """Return whether GPTQ's groups follow an order of columns."""
     return config.get("desc_act") is True and config.get("group_size") != -1
-
-
-def _find_algorithm(config: JsonFields) -> str:
-    """Return the quant_algo of ModelOpt's configuration, in config.json or in a file of its own; empty if none."""
-    return str(as_object(config.get("quantization")).get("quant_algo") or config.get("quant_algo") or "").upper()
 
 
 RUNTIME = Runtime(
@@ -227,13 +181,20 @@ RUNTIME = Runtime(
             words("quark"),
         ),
         Layout(
-            words("torchao_int4 torchao_intx torchao_fp8"),
+            words("torchao_int4 torchao_int8 torchao_intx torchao_fp8"),
             LAYERS + "torchao.py: TorchAOLinearMethod; model_loader/default_loader.py, strategy torchao",
             words("torchao"),
         ),
         Layout(words("mxfp8"), LAYERS + "__init__.py: mxfp8", words("mxfp8")),
     ),
-    rules=(check_class, check_left, check_cache_scales, check_rounded, check_quark, check_torchao),
+    rules=(
+        check_class,
+        check_left,
+        check_cache_scales,
+        partial(check_rounded, place=LAYERS + "inc/inc.py: INCConfig"),
+        partial(check_quark, has_scheme=_has_quark_scheme, layers=LAYERS),
+        check_torchao,
+    ),
     configs=(
         ConfigRule(
             frozenset(),
@@ -319,7 +280,7 @@ RUNTIME = Runtime(
         ),
         ConfigRule(
             MODELOPT,
-            lambda config: _find_algorithm(config) not in ALGORITHMS,
+            lambda config: find_algorithm(config) not in ALGORITHMS,
             f"takes of ModelOpt's quant_algo only {', '.join(sorted(ALGORITHMS))}: ValueError",
             LAYERS + "modelopt.py: QUANT_ALGOS",
         ),

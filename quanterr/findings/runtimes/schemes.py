@@ -1,0 +1,62 @@
+"""What AutoRound and Quark declare, for runtimes that have rules for some of their schemes."""
+
+from collections.abc import Callable, Iterator
+
+from quanterr.documents.loading import LoadingReason
+from quanterr.findings.contents import Contents, Stored
+from quanterr.findings.runtimes.model import leave_open, words
+from quanterr.util.strict_json import JsonFields, as_object
+from quanterr.util.text import display, listed
+
+# packing_format of AutoRound → what it stores; the first is its default.
+ROUNDED = {"auto_round:auto_gptq": words("gptq gptq_v2"), "auto_round:auto_awq": words("awq_gemm")}
+
+
+def check_rounded(contents: Contents, place: str) -> Iterator[LoadingReason]:
+    """Yield that no rule covers what AutoRound declares, or that it stores something else."""
+    config = contents.labels.config
+    if contents.labels.method != "auto-round":
+        return
+    packing = str(config.get("packing_format", next(iter(ROUNDED))))
+    formats = ROUNDED.get(packing, frozenset()) if config.get("data_type", "int") == "int" else frozenset()
+    others = [one.name for one in contents.stored if one.weight.has_codes and one.weight.format not in formats]
+    if others:
+        message = f"no rule covers {display(packing)} of AutoRound for {listed(others, 3)}"
+        yield leave_open(message, place)
+
+
+def list_quark_schemes(config: JsonFields) -> list[JsonFields]:
+    """Return the schemes that a configuration of Quark gives to layers."""
+    own = [as_object(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")]
+    found = [config.get("global_quant_config"), *(scheme for several in own for scheme in several.values())]
+    return [as_object(scheme) for scheme in found]
+
+
+def check_quark(contents: Contents, has_scheme: Callable[[JsonFields], bool], layers: str) -> Iterator[LoadingReason]:
+    """Yield that no rule covers a scheme of Quark, or where it is used.
+
+    ``has_scheme`` says whether the runtime has a class for a scheme, ``layers`` where its code of layers is.
+    """
+    config = contents.labels.config
+    if contents.labels.method != "quark":
+        return
+    place = f"{layers}quark/quark.py: QuarkConfig"
+    export = as_object(config.get("export"))
+    if export.get("kv_cache_group") != [] or export.get("pack_method") not in ("order", "reorder"):
+        yield leave_open("no rule covers a cache that Quark quantizes, or codes in another order", place)
+    if not all(map(has_scheme, list_quark_schemes(config))):
+        yield leave_open("no rule covers a scheme that Quark declares", place)
+    if any(".experts." in one.name for one in contents.stored if one.weight.has_codes):
+        yield leave_open("no rule covers experts that Quark quantizes", f"{layers}quark/")
+    odd = [one for one in contents.stored if one.weight.has_codes and not _has_quark_shape(one)]
+    if odd:
+        message = f"no rule covers scales of these shapes: {listed([one.name for one in odd], 3)}"
+        yield leave_open(message, f"{layers}quark/schemes/: create_weights")
+
+
+def _has_quark_shape(one: Stored) -> bool:
+    """Return whether scales are stored as its schemes of linear layers create them: codes of INT4 in groups alone."""
+    scale = one.weight.scale
+    if scale is None or one.weight.format not in ("fp8_row", "quark_int4"):
+        return True
+    return len(scale.shape) == (1 if one.weight.format == "fp8_row" else 2)
