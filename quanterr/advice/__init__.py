@@ -1,1 +1,1 @@
-"""What to do about the error: layers to keep, in the words of quantizing programs, and formats that go together."""
+"""Advice on reducing the error: layers to leave unquantized, programs' options for that, and formats that can mix."""

@@ -1,7 +1,7 @@
-"""Layers to keep, in the words of quantizing programs: a list, or the command that also makes the rest of the file.
+"""Layers to leave unquantized, in the form that programs read: a list, or a command that makes the whole file.
 
-A command quantizes the layers that the compared file quantizes, except those to keep, and no others; llmcompressor's
-list has the layers that the compared file leaves unquantized, too.
+A command quantizes exactly the layers that the compared file quantizes, except those to keep. The list for
+llmcompressor also contains the layers that the compared file leaves unquantized.
 """
 
 import re
@@ -27,11 +27,11 @@ from quanterr.documents.comparison.layer import Layer, LosslessLayer
 from quanterr.documents.comparison.model import Report
 
 GGUF = "gguf_"
-LONGEST = 100_000  # characters of a pattern; Linux passes at most 128 KiB as one argument
+MAX_PATTERN_LENGTH = 100_000  # characters, as Linux limits an argument of a command to 128 KiB
 # Paths of Llama-like models in transformers and in llama.cpp (its gguf-py/gguf/tensor_mapping.py).
 LLAMA_CPP = {
-    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
-    **{f"mlp.{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
+    **{f"self_attn.{projection}_proj": f"attn_{projection}" for projection in "qkv"},
+    **{f"mlp.{projection}_proj": f"ffn_{projection}" for projection in ("gate", "up", "down")},
     "self_attn.o_proj": "attn_output",
     "mlp.gate": "ffn_gate_inp",
 }
@@ -39,10 +39,11 @@ LLAMA_CPP_WHOLE = {"model.embed_tokens": "token_embd", "lm_head": "output"}
 
 
 class Words(NamedTuple):
-    """A list of layers as a program reads it: ``start``, a word for each layer with ``between`` them, and ``end``.
+    """A list of layers as a program reads it: ``start``, a word for each layer, separated by ``between``, and ``end``.
 
     In a word, ``{name}`` stands for a layer's name, ``{module}`` for it without ``.weight``, ``{pattern}`` for the name
-    as a regular expression. The list has the layers to keep; if ``quantized`` is given, its layers that are not kept.
+    as a regular expression. The list names the layers to keep or, if ``quantized`` is given, those of its layers that
+    are not kept.
     """
 
     program: str
@@ -56,18 +57,21 @@ class Words(NamedTuple):
 
 
 def list_words(report: Report, names: Sequence[str]) -> list[Words]:
-    """Return the layers that may be kept in the words of each program; one that could have made the file is first."""
-    own = [_llama_name(name) for name in names]
+    """Return the list of layers for each program; a program that can have made the file comes first."""
+    llama_names = [_to_llama_name(name) for name in names]
     ignored = _list_ignored([layer.layer_name.removesuffix(".weight") for layer in _list_unquantized(report)])
-    found = [
+    words_of_programs = [
         Words("names", False, "", "{name}", "\n", ""),
-        _convert_to_quant(report) or Words("convert_to_quant", False, "--exclude-layers '^(", "{pattern}", "|", ")$'"),
+        _describe_convert_to_quant(report)
+        or Words("convert_to_quant", False, "--exclude-layers '^(", "{pattern}", "|", ")$'"),
         Words("llmcompressor", False, f"ignore:\n{ignored}", '  - "{module}"', "\n", ""),
     ]
-    if all(own):
-        words = _llama_quantize(report)
-        found.append(words._replace(own_names=None if own == list(names) else [name or "" for name in own]))
-    return sorted(found, key=lambda words: not words.is_command)
+    if all(llama_names):
+        words = _describe_llama_quantize(report)
+        words_of_programs.append(
+            words._replace(own_names=None if llama_names == list(names) else [name or "" for name in llama_names])
+        )
+    return sorted(words_of_programs, key=lambda words: not words.is_command)
 
 
 def _list_ignored(modules: Sequence[str]) -> str:
@@ -78,11 +82,11 @@ def _list_ignored(modules: Sequence[str]) -> str:
     return "".join(f"  - 're:^{pattern}$'\n" for pattern in patterns)
 
 
-def _convert_to_quant(report: Report) -> Words | None:
+def _describe_convert_to_quant(report: Report) -> Words | None:
     """Return the command of convert_to_quant, if it can have written all quantized layers.
 
-    Its own choice of layers depends on its version and on options that no file records, so the pattern excludes all
-    that the compared file does not quantize.
+    The layers that it chooses by itself depend on its version and on options that files do not record, so the pattern
+    excludes all layers that the compared file does not quantize.
     """
     quantized = [layer for layer in _list_weights(report) if layer.format not in UNQUANTIZED]
     formats = {layer.format for layer in quantized}
@@ -93,7 +97,7 @@ def _convert_to_quant(report: Report) -> Words | None:
         or not formats <= CONVERT_TO_QUANT.keys()
         or not all(layer.comfy_format for layer in quantized)
         or not original.endswith(".safetensors")
-        or sum(len(escape(name)) + 1 for name in names) > LONGEST
+        or sum(len(escape(name)) + 1 for name in names) > MAX_PATTERN_LENGTH
     ):
         return None
     options = CONVERT_TO_QUANT[formats.pop()]
@@ -104,24 +108,24 @@ def _convert_to_quant(report: Report) -> Words | None:
     return Words("convert_to_quant", True, start + "(", "{pattern}", "|", end, names)
 
 
-def _llama_quantize(report: Report) -> Words:
-    """Return the command of llama-quantize if all quantized layers are of a GGUF file, or else its options alone."""
+def _describe_llama_quantize(report: Report) -> Words:
+    """Return the command of llama-quantize if all quantized layers have types of ggml, otherwise only its options."""
     sizes: Counter[str] = Counter()
     for layer in report.layers:
         sizes[layer.format] += layer.tensor_elements
     formats = [name for name, _ in sizes.most_common() if name not in UNQUANTIZED]
-    stay = [(_llama_name(layer.layer_name), UNQUANTIZED[layer.format]) for layer in _list_unquantized(report)]
+    stay = [(_to_llama_name(layer.layer_name), UNQUANTIZED[layer.format]) for layer in _list_unquantized(report)]
     word = tensor_type("{pattern}", "bf16")
     are_known = all(name.startswith(GGUF) and name.removeprefix(GGUF) in LLAMA_QUANTIZE for name in formats)
     if not formats or not are_known or not all(map(all, stay)):
         return Words("llama-quantize", False, "", word, "\n", "")
-    kind = formats[0].removeprefix(GGUF)
-    name = GGUF_FILES.get(kind) or GGUF_MIXTURES.get(kind) or kind.upper()
+    ggml_type = formats[0].removeprefix(GGUF)
+    name = GGUF_FILES.get(ggml_type) or GGUF_MIXTURES.get(ggml_type) or ggml_type.upper()
     source, making = gguf_input(report.original.path)
     options = [
-        tensor_type(quote(pattern), kind)
-        for kind in dict.fromkeys(kind for _, kind in stay)
-        for pattern in join_names(own or "" for own, same in stay if same == kind)
+        tensor_type(quote(pattern), ggml_type)
+        for ggml_type in dict.fromkeys(ggml_type for _, ggml_type in stay)
+        for pattern in join_names(name or "" for name, same in stay if same == ggml_type)
     ]
     start = making + CONTINUED.join(["llama-quantize", *options, ""])
     return Words("llama-quantize", True, start, word, CONTINUED, f"{CONTINUED}{source} kept.gguf {name}")
@@ -136,12 +140,12 @@ def _list_unquantized(report: Report) -> list[Layer | LosslessLayer]:
     return [layer for layer in _list_weights(report) if layer.format in UNQUANTIZED and len(layer.tensor_shape) > 1]
 
 
-def _llama_name(name: str) -> str | None:
-    """Return llama.cpp's name of a layer without ``.weight``; None if a model like Llama has no such layer."""
+def _to_llama_name(name: str) -> str | None:
+    """Return llama.cpp's name of a layer of a Llama-like model, without ``.weight``; None for other layers."""
     path = name.removesuffix(".weight")
     if re.fullmatch(r"blk\.\d+\..+|token_embd|output", path):
         return path
-    if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", path):
-        own = LLAMA_CPP.get(found[2])
-        return own and f"blk.{found[1]}.{own}"
+    if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", path):
+        name_in_block = LLAMA_CPP.get(match[2])
+        return name_in_block and f"blk.{match[1]}.{name_in_block}"
     return LLAMA_CPP_WHOLE.get(path)

@@ -1,4 +1,4 @@
-"""The choice of layers to leave unquantized, by the error that this removes per added byte."""
+"""The choice of layers to leave unquantized, by the error that each removes per added byte."""
 
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
@@ -15,12 +15,13 @@ from quanterr.util.knapsack import KnapsackItem, solve
 from quanterr.util.text import display
 
 DB = "db"
-# Without a budget, layers are proposed only if at most FEW cause MOST_ERROR of the error and add LITTLE to the bytes.
-FEW = 5
-MOST_ERROR = 0.5
-LITTLE = 0.1
-LEAST_GAIN = 0.01  # share of the error that one more layer must gain beyond its share of the bytes
-KNEE, WORTHWHILE = 0.95, 2 / 3  # a budget is not filled if 2/3 of its bytes give 95 % of its gain
+# Without a budget, layers are proposed only if at most MAX_PROPOSED of them cause MIN_ERROR_SHARE of the error, and add
+# at most MAX_ADDED_SHARE to the bytes.
+MAX_PROPOSED = 5
+MIN_ERROR_SHARE = 0.5
+MAX_ADDED_SHARE = 0.1
+MIN_GAIN = 0.01  # of the error, which one more layer must remove beyond its share of the bytes
+KNEE_GAIN, KNEE_COST = 0.95, 2 / 3  # a budget is not used up if 2/3 of its bytes bring 95 % of its gain
 
 # Plain floats: name in a report → name in a file.
 DTYPES = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
@@ -35,7 +36,7 @@ class KeptLayer(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Limit for keeping layers: the bytes that it may cost, or the gain in dB that it must reach."""
+    """The limit for keeping layers: the bytes that may be added, or the gain in dB that must be reached."""
 
     amount: float
     is_gain: bool = False
@@ -53,21 +54,21 @@ def parse_budget(text: str) -> Budget:
     return Budget(amount, is_gain=True) if unit == DB else Budget(amount * UNITS[unit])
 
 
-def order_by_worth(layers: Iterable[KeptLayer], most: int = maxsize) -> list[KeptLayer]:
-    """Return the layers, at most ``most``, in the order in which they are worth keeping: the most error per byte first.
+def order_by_worth(layers: Iterable[KeptLayer], limit: int = maxsize) -> list[KeptLayer]:
+    """Return the layers, at most ``limit``, ordered by the error that each removes per byte, the largest first.
 
-    For each n, the first n layers leave the least error that any choice of as many bytes can leave (the greedy solution
-    of a knapsack whose budget they fill exactly).
+    For each n, no other choice with as many bytes leaves less error than the first n layers, which are the greedy
+    solution of a knapsack that they fill exactly.
     """
     changed = [layer for layer in layers if layer.error > 0]
-    return nsmallest(most, changed, key=lambda layer: (max(layer.added, 0) / layer.error, -layer.error))
+    return nsmallest(limit, changed, key=lambda layer: (max(layer.added, 0) / layer.error, -layer.error))
 
 
 def choose_within(ordered: Sequence[KeptLayer], given: Budget, error: float) -> list[KeptLayer]:
     """Choose the layers to keep within a budget.
 
-    A budget of bytes removes the most error; a gain is reached with the fewest bytes, or with all layers. The choice is
-    optimal except for instances that util/knapsack.py does not solve completely.
+    With a budget of bytes, the maximum error is removed; a gain is reached with the minimum number of bytes, or with
+    all layers. The choice is optimal except for instances that util/knapsack.py does not solve completely.
 
     Args:
         ordered: layers from :func:`order_by_worth`.
@@ -78,28 +79,28 @@ def choose_within(ordered: Sequence[KeptLayer], given: Budget, error: float) -> 
         gone = error * (1 - 10 ** (-given.amount / 10))
         left = sum(layer.error for layer in ordered) - gone
         groups = [[KnapsackItem(layer.error, 0.0), KnapsackItem(0.0, float(max(layer.added, 0)))] for layer in ordered]
-        found = solve(groups, left)
+        solution = solve(groups, left)
     else:
         groups = [[KnapsackItem(0.0, layer.error), KnapsackItem(float(max(layer.added, 0)), 0.0)] for layer in ordered]
-        found = solve(groups, given.amount)
-    if found is None:
+        solution = solve(groups, given.amount)
+    if solution is None:
         return list(ordered)
-    return [layer for layer, pick in zip(ordered, found.picks, strict=True) if pick]
+    return [layer for layer, pick in zip(ordered, solution.picks, strict=True) if pick]
 
 
-def cut_at_knee(found: Sequence[KeptLayer]) -> list[KeptLayer]:
-    """Return the fewest layers that gain almost everything, if the others would cost much for little; otherwise all."""
-    gained, added = sum(layer.error for layer in found), sum(max(layer.added, 0) for layer in found)
+def cut_at_knee(layers: Sequence[KeptLayer]) -> list[KeptLayer]:
+    """Return the first layers that gain almost everything, if the others cost much for little gain; otherwise all."""
+    gained, added = sum(layer.error for layer in layers), sum(max(layer.added, 0) for layer in layers)
     error, cost = 0.0, 0
-    for n, layer in enumerate(found, 1):
+    for n, layer in enumerate(layers, 1):
         error, cost = error + layer.error, cost + max(layer.added, 0)
-        if error >= KNEE * gained:
-            return list(found[:n]) if cost <= WORTHWHILE * added else list(found)
-    return list(found)
+        if error >= KNEE_GAIN * gained:
+            return list(layers[:n]) if cost <= KNEE_COST * added else list(layers)
+    return list(layers)
 
 
 def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[KeptLayer]:
-    """Return a few layers that cause most of the error and cost little to keep; empty if there are none.
+    """Return a few layers that cause a large part of the error and add few bytes; empty if there are none.
 
     The choice ends where another layer would gain less than its share of the bytes.
 
@@ -110,23 +111,23 @@ def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[
     """
     best, best_gain = 0, -inf
     gone, added, whole = 0.0, 0, sum(max(layer.added, 0) for layer in ordered) or 1
-    for n, layer in enumerate(ordered[:FEW], 1):
+    for n, layer in enumerate(ordered[:MAX_PROPOSED], 1):
         gone, added = gone + layer.error, added + layer.added
         gain = gone / error - added / whole
-        if gone >= MOST_ERROR * error and added <= LITTLE * nbytes and gain > best_gain + LEAST_GAIN:
+        if gone >= MIN_ERROR_SHARE * error and added <= MAX_ADDED_SHARE * nbytes and gain > best_gain + MIN_GAIN:
             best, best_gain = n, gain
     return list(ordered[:best])
 
 
 def list_keepable(layers: Iterable[Layer], findings: Iterable[Finding]) -> list[KeptLayer]:
-    """Return the layers with a finite error that can be kept alone, and are not stored as in the original already."""
-    bound, found = find_bound_layers(findings), []
+    """Return the layers with a finite error that can be kept alone and that are not stored as in the original."""
+    bound, keepable = find_bound_layers(findings), []
     for layer in layers:
         is_kept = layer.quantized_dtype == layer.original_dtype and layer.original_dtype in DTYPES
         if layer.squared_error is not None and layer.layer_name not in bound and not is_kept:
             sizes = find_sizes(layer)
-            found.append(KeptLayer(layer.layer_name, sizes.original - sizes.quantized, layer.squared_error))
-    return found
+            keepable.append(KeptLayer(layer.layer_name, sizes.original - sizes.quantized, layer.squared_error))
+    return keepable
 
 
 def propose_kept(report: Report) -> tuple[list[KeptLayer], float]:
@@ -143,6 +144,6 @@ def find_common_dtype(report: Report) -> str | None:
 
 
 def find_bound_layers(findings: Iterable[Finding]) -> set[str]:
-    """Return layers whose scales are folded into another tensor, and these tensors: none can be kept alone."""
+    """Return layers whose scales are folded into another tensor, and these tensors, which cannot be kept alone."""
     folded = [finding for finding in findings if finding.code == "folded_scales"]
     return {name for f in folded for name in (f.layer, *f.evidence["layers"]) if name is not None}

@@ -1,4 +1,4 @@
-"""Options and names of quantizing programs, for plans and for layers to keep."""
+"""Options and names of types of quantizing programs, for plans and for layers to keep."""
 
 import re
 import shlex
@@ -17,11 +17,11 @@ CONVERT_TO_QUANT = {
     "mxfp8": " --mxfp8",
     "nvfp4": " --nvfp4",
 }
-# llama-quantize's name for a file, by its most frequent type, where the two differ; llama.cpp,
-# tools/quantize/quantize.cpp. The mixtures of K types are the usual ones.
+# Most frequent type of a file → llama-quantize's name for the file, where the two differ; llama.cpp,
+# tools/quantize/quantize.cpp. Of the mixtures of K types, these are the usual ones.
 GGUF_FILES = {"mxfp4": "MXFP4_MOE"}
 GGUF_MIXTURES = {"q2_k": "Q2_K", "q3_k": "Q3_K_M", "q4_k": "Q4_K_M", "q5_k": "Q5_K_M"}
-# The types that llama-quantize makes; ik_llama.cpp's are not among them.
+# The types that llama-quantize writes, without those of ik_llama.cpp.
 LLAMA_QUANTIZE = frozenset(
     [
         "q4_0",
@@ -53,19 +53,19 @@ LLAMA_QUANTIZE = frozenset(
 )
 # Formats of weights that are not quantized, and llama-quantize's names for them in GGUF files.
 UNQUANTIZED = {"dense": "", "gguf_f32": "f32", "gguf_f16": "f16", "gguf_bf16": "bf16"}
-CONTINUED = " \\\n  "  # a shell command on several lines
+CONTINUED = " \\\n  "  # continues a shell command on the next line
 BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)")  # a module of a block: what is before the number, the number, the module
 
 
-def tensor_type(pattern: str, kind: str) -> str:
+def tensor_type(pattern: str, ggml_type: str) -> str:
     """Return llama-quantize's option for the type of a tensor; the pattern is its name without ``.weight``, escaped."""
-    return f"--tensor-type '^{pattern}\\.weight$={kind}'"
+    return f"--tensor-type '^{pattern}\\.weight$={ggml_type}'"
 
 
 def gguf_input(original: str) -> tuple[str, str]:
     """Return the GGUF file that llama-quantize reads, quoted, and the shell line that makes it from other files.
 
-    llama-quantize reads nothing but GGUF; llama.cpp's convert_hf_to_gguf.py makes it from a folder, or from the Hub.
+    llama-quantize reads only GGUF files, which llama.cpp's convert_hf_to_gguf.py makes from a folder or from the Hub.
     """
     if original.endswith(".gguf"):
         return shlex.quote(original), ""
@@ -78,7 +78,7 @@ def gguf_input(original: str) -> tuple[str, str]:
 
 
 def escape(name: str) -> str:
-    """Return a name as a regular expression within single quotes of a shell; pages escape alike (keep.js)."""
+    """Return a name as a regular expression within single quotes of a shell; keep.js escapes in the same way."""
     return quote(_escape_pattern(name))
 
 
@@ -93,20 +93,20 @@ def _escape_pattern(name: str) -> str:
 
 def join_names(names: Iterable[str]) -> list[str]:
     """Return regular expressions that together match these names alone; modules of the same blocks share one."""
-    found, blocks = [], dict[tuple[str, str], list[str]]()
+    patterns, blocks = [], dict[tuple[str, str], list[str]]()
     for name in names:
-        if of_block := BLOCK.fullmatch(name):
-            blocks.setdefault((of_block[1], of_block[3]), []).append(of_block[2])
+        if match := BLOCK.fullmatch(name):
+            blocks.setdefault((match[1], match[3]), []).append(match[2])
         else:
-            found.append(_escape_pattern(name))
+            patterns.append(_escape_pattern(name))
     modules: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (before, module), numbers in blocks.items():
         modules.setdefault((before, tuple(sorted(numbers, key=int))), []).append(_escape_pattern(module))
     alike = (
-        rf"{_escape_pattern(before)}{_list_alternatives(numbers)}\.{_list_alternatives(sorted(own))}"
-        for (before, numbers), own in modules.items()
+        rf"{_escape_pattern(before)}{_list_alternatives(numbers)}\.{_list_alternatives(sorted(names_of_modules))}"
+        for (before, numbers), names_of_modules in modules.items()
     )
-    return [*found, *alike]
+    return [*patterns, *alike]
 
 
 def _list_alternatives(words: Sequence[str]) -> str:

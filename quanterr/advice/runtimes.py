@@ -1,11 +1,11 @@
-"""The formats that a runtime loads in a checkpoint."""
+"""The formats that a runtime can load together in a checkpoint."""
 
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from quanterr.advice.quantizers import UNQUANTIZED
 
-# What a runtime loads by one way to declare codes; the rules of findings/runtimes take them from here.
+# The formats that a runtime loads for a way to declare codes; the rules of findings/runtimes use them, too.
 OF_COMPRESSED_TENSORS = frozenset(  # vLLM
     [
         "ct_pack",
@@ -39,7 +39,7 @@ OF_COMFYUI = frozenset(
         "int4_tensorwise",
     ]
 )
-# Runtime → formats that different layers of a checkpoint may have. A format that is missing here allows no others.
+# Runtime → formats that layers of one checkpoint may have. A format that is missing here cannot be mixed with others.
 LOADED_TOGETHER: Mapping[str, Collection[str]] = {
     "llama.cpp": ("gguf_*",),
     "MLX": ("mlx_*",),
@@ -53,9 +53,9 @@ LOADED_TOGETHER: Mapping[str, Collection[str]] = {
 
 
 def load_together(formats: Collection[str]) -> bool:
-    """Return whether some runtime loads a checkpoint whose layers have these formats."""
+    """Return whether any runtime loads a checkpoint whose layers have these formats."""
     quantized = set(formats).difference(UNQUANTIZED)  # every runtime also loads unquantized layers
     return len(quantized) < 2 or any(
-        all(any(fnmatchcase(one, pattern) for pattern in patterns) for one in quantized)
+        all(any(fnmatchcase(quantized_format, pattern) for pattern in patterns) for quantized_format in quantized)
         for patterns in LOADED_TOGETHER.values()
     )

@@ -23,7 +23,7 @@ from quanterr.findings.files import report_notes
 from quanterr.findings.importance import report_insensitive
 from quanterr.options import ComparisonOptions
 from quanterr.pairing.importance import make_importance_lookup
-from quanterr.ranking.making import UNPLACED, Rankable, StoredTensor, compare_candidates, compute_snr
+from quanterr.ranking.making import UNRANKED_FIELDS, Rankable, StoredTensor, compare_candidates, compute_snr
 from quanterr.recipes import Recipe
 from quanterr.recipes.matrices import Matrix, matrices_of
 from quanterr.recipes.quantized_file import ImportanceOf, QuantizedFile, choose_weights, quantize_by
@@ -256,7 +256,7 @@ def _make_rankable(
         verdict="pass",
         **store_reasons([Reason("estimated from a sample of rows", "result")]),
         not_ranked=None,
-        **UNPLACED,
+        **UNRANKED_FIELDS,
         checkpoint_bytes=virtual.nbytes,
         overall_snr_db=compute_snr(total[0], total[1]),
         weighted_snr_db=compute_snr(weighted[0], weighted[1]) if weighted else None,

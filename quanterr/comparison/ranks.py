@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from quanterr.comparison.records import pack, unpack
 from quanterr.comparison.scheduler import PartialTask
 from quanterr.pairing.model import WeightResult
-from quanterr.util.rank_group import LOOK, RankGroup
+from quanterr.util.rank_group import POLL_SECONDS, RankGroup
 
 BATCH = 1 << 18  # characters of records sent at once
 
@@ -83,7 +83,7 @@ class Ranks:
             if over:
                 return
             on_wait()
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def parts(self) -> list[PartialTask]:
         """Return, on rank 0 after all ranks are done, their parts of weights that several ranks computed together."""

@@ -1,6 +1,6 @@
-"""Writing a checkpoint back as plain floats, in any of the formats that quanterr reads.
+"""Dequantization: a checkpoint in any format that quanterr reads is written back as plain floats.
 
-tensors.py    what is written: each tensor's name, dtype and shape, and the weight or entry that it comes from
-layout.py     in which files, at which bytes, and the other files of a model's folder
-run.py        decodes and writes, resumes, proves what it wrote
+tensors.py    the tensors to write: name, dtype and shape, and the weight or entry that each comes from
+layout.py     the files, the bytes of each tensor in them, and the other files of a model's folder
+run.py        the run, which decodes, writes, verifies, and continues an interrupted one
 """

@@ -1,4 +1,4 @@
-"""The files of the output: which tensors each holds, its header, and the other files of a model's folder."""
+"""The files of the output: the tensors of each, its header, and the other files of a model's folder."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ from quanterr.util.text import display
 
 WHOLE, SHARD, INDEX = "model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json"
 # Files that a model needs besides its weights.
-KEPT = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
-MOST = 64 * 2**20  # bytes of such a file
+KEPT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+MAX_KEPT_BYTES = 64 * 2**20  # larger ones are no such files
 
 
 class OutputFile(NamedTuple):
@@ -31,38 +31,40 @@ class OutputFile(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the file."""
-        return len(self.header) + sum(one.nbytes for one in self.tensors)
+        return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
 
 
 def lay_out(
-    tensors: Sequence[WrittenTensor], name: str | None, most: int, modules: Sequence[str] = ()
+    tensors: Sequence[WrittenTensor], name: str | None, max_bytes: int, modules: Sequence[str] = ()
 ) -> list[OutputFile]:
-    """Divide tensors into files of at most ``most`` bytes, in their order, or put all into the file ``name``.
+    """Divide tensors into files of at most ``max_bytes``, in their order, or put all into the file ``name``.
 
-    A tensor larger than that has a file of its own, and so has each of the folders ``modules``, for the tensors whose
-    names begin with it.
+    A larger tensor gets a file of its own. So does each of the folders ``modules``, for the tensors whose names begin
+    with it.
     """
     if name is not None:
         return [_make_file(name, tensors)]
     files = []
     for module in modules:
         start = f"{module}."
-        own = [one._replace(name=one.name.removeprefix(start)) for one in tensors if one.name.startswith(start)]
-        tensors = [one for one in tensors if not one.name.startswith(start)]
-        files += [_make_file(f"{module}/{WHOLE}", own)] if own else []
-    return [*_divide(tensors, most), *files]
+        module_tensors = [
+            tensor._replace(name=tensor.name.removeprefix(start)) for tensor in tensors if tensor.name.startswith(start)
+        ]
+        tensors = [tensor for tensor in tensors if not tensor.name.startswith(start)]
+        files += [_make_file(f"{module}/{WHOLE}", module_tensors)] if module_tensors else []
+    return [*_divide(tensors, max_bytes), *files]
 
 
-def _divide(tensors: Sequence[WrittenTensor], most: int) -> list[OutputFile]:
+def _divide(tensors: Sequence[WrittenTensor], max_bytes: int) -> list[OutputFile]:
     """Return the files of the model itself."""
     shards: list[list[WrittenTensor]] = [[]]
-    room = most
-    for one in tensors:
-        if shards[-1] and one.nbytes > room:
+    room = max_bytes
+    for tensor in tensors:
+        if shards[-1] and tensor.nbytes > room:
             shards.append([])
-            room = most
-        shards[-1].append(one)
-        room -= one.nbytes
+            room = max_bytes
+        shards[-1].append(tensor)
+        room -= tensor.nbytes
     if len(shards) == 1:
         return [_make_file(WHOLE, tensors)]
     return [_make_file(SHARD.format(n, len(shards)), shard) for n, shard in enumerate(shards, 1)]
@@ -72,33 +74,37 @@ def _make_file(name: str, tensors: Sequence[WrittenTensor]) -> OutputFile:
     """Return a file of tensors; the header is padded so that the tensors begin at a multiple of eight bytes."""
     fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for one in tensors:
-        fields[one.name] = {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [at, at + one.nbytes]}
-        at += one.nbytes
+    for tensor in tensors:
+        fields[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
     text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return OutputFile(name, len(text).to_bytes(8, "little") + text, tensors)
 
 
 def make_index(files: Sequence[OutputFile]) -> dict[str, bytes]:
-    """Return the index of shards by its name, as the Hugging Face Hub defines it; none for a model in one file."""
-    shards = [file for file in files if "/" not in file.name]  # modules are not part of it
+    """Return the index of shards, as the Hugging Face Hub defines it, by file name; empty for a model in one file."""
+    shards = [file for file in files if "/" not in file.name]  # the index does not list modules
     if len(shards) == 1:
         return {}
-    total = sum(one.nbytes for file in shards for one in file.tensors)
-    places = {one.name: file.name for file in shards for one in file.tensors}
+    total = sum(tensor.nbytes for file in shards for tensor in file.tensors)
+    places = {tensor.name: file.name for file in shards for tensor in file.tensors}
     index = {"metadata": {"total_size": total}, "weight_map": places}
     return {INDEX: (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()}
 
 
 def identify(checkpoints: Iterable[Checkpoint], files: Iterable[OutputFile]) -> str:
-    """Return a hash of what is read and of all headers: equal only for runs whose files are the same."""
-    found = sha256()
+    """Return a hash of the inputs and of all headers, which is equal only for runs that write the same files."""
+    digest = sha256()
     for checkpoint in checkpoints:
-        found.update(json.dumps(checkpoint.identity, sort_keys=True).encode())
+        digest.update(json.dumps(checkpoint.identity, sort_keys=True).encode())
     for file in files:
-        found.update(file.header)
-    return found.hexdigest()
+        digest.update(file.header)
+    return digest.hexdigest()
 
 
 def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -110,28 +116,32 @@ def list_other_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     folder = checkpoint.folder
     if folder is None or checkpoint.kind == "file":
         return {}
-    found = {}
+    contents = {}
     modules = [f"{module}/{name}" for module in list_folders(folder) for name in list_module(folder, module)]
     for name in [*list_names(folder), *modules]:
-        if not name.endswith(KEPT) or name in (MODELOPT_CONFIG, *QUANTIZATION_CONFIGS) or name.endswith(".index.json"):
+        if (
+            not name.endswith(KEPT_SUFFIXES)
+            or name in (MODELOPT_CONFIG, *QUANTIZATION_CONFIGS)
+            or name.endswith(".index.json")
+        ):
             continue
         try:
-            content = read_small_file(folder / name, MOST)
-        except (OSError, ValueError):  # a folder or a link to nowhere is not a file of the model
+            content = read_small_file(folder / name, MAX_KEPT_BYTES)
+        except (OSError, ValueError):  # folders and broken links are not files of the model
             continue
         try:
-            found[name] = _drop_quantization(content) if name == "config.json" else content
+            contents[name] = _drop_quantization(content) if name == "config.json" else content
         except strict_json.InvalidJson as error:
             raise CheckpointError(
                 f"{display(str(folder / name))}: {error}, so its quantization settings cannot be removed; repair it"
             ) from error
-    return found
+    return contents
 
 
 def _drop_quantization(content: bytes) -> bytes:
-    """Return a config.json without quantization_config, which parts such as text_config may also have."""
+    """Return a config.json without quantization_config, which sections such as text_config may also contain."""
     config = strict_json.as_object(strict_json.loads(content))
-    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in QUANTIZATION_KEYS:
             part.pop(key, None)
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The run: decode, write next to the output, rename. After a killed run, the next one keeps the finished files."""
+"""The run of dequantize, which decodes, writes next to the output, and renames; later runs keep finished files."""
 
 import os
 import shutil
@@ -40,16 +40,20 @@ from quanterr.util.small_file import read_small
 from quanterr.util.text import display, size
 
 DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-PARTIAL = ".{}.quanterr-partial"  # the folder next to the output that holds it until it is complete
-IDENTITY = "identity"  # a file in it: what a run that goes on must read and write
-PIECE = 1 << 23  # bytes that are copied at once
-CHUNKS_AT_ONCE = 16  # chunks of a task
-AHEAD = 2  # tasks that wait for each thread
+PARTIAL_FOLDER = (
+    ".{}.quanterr-partial"  # the folder next to the output, in which files are written until all are complete
+)
+IDENTITY_FILE = (
+    "identity"  # the file in it that identifies the inputs and outputs, which must be equal for a run to continue it
+)
+PIECE_BYTES = 1 << 23  # number of bytes that are copied at once
+CHUNKS_AT_ONCE = 16  # number of chunks of a task
+TASKS_AHEAD = 2  # number of waiting tasks for each thread
 
 
 @dataclass(frozen=True)
 class Dequantized:
-    """The written files.
+    """The result of dequantize: the written files.
 
     Attributes:
         path: the file or folder.
@@ -57,8 +61,8 @@ class Dequantized:
         nbytes: the bytes of all tensors.
         formats: number of weights that were decoded, by format.
         copied: number of tensors whose bytes were copied.
-        rounding_db: Σx² over the squared error of rounding decoded values to the dtype, in dB; None: nothing was
-            rounded, or an earlier run has written some of the files.
+        rounding_db: Σx² over the squared error of rounding decoded values to the dtype, in dB; None if nothing was
+                    rounded, or if an earlier run has written some of the files.
         left_out: number of the original's tensors that the converter left out and that are not written, by reason.
     """
 
@@ -90,16 +94,16 @@ class _Rounding(NamedTuple):
     e_sq: float = 0.0
 
     def add(self, other: "_Rounding") -> "_Rounding":
-        """Return the sums over both."""
+        """Return the sums over the values of both."""
         return _Rounding(self.x_sq + other.x_sq, self.e_sq + other.e_sq)
 
 
 class _Piece(NamedTuple):
-    """The bytes of a piece as they are written."""
+    """The bytes of a piece of a tensor, as they are written."""
 
     memory: memoryview
     rounding: _Rounding
-    owner: Tensor | None = None  # keeps the memory
+    owner: Tensor | None = None  # keeps the memory alive
 
 
 @accept_fields_of(DequantizeOptions)
@@ -108,11 +112,11 @@ def dequantize(
 ) -> Dequantized:
     """Write a checkpoint back as plain floats, in safetensors.
 
-    ``output`` is a file (``.safetensors``) or a folder, which gets shards, an index, and the other files of the model's
-    folder.
+    ``output`` is a file (``.safetensors``) or a folder, into which shards, an index, and the other files of the model's
+    folder are written.
 
-    The output appears when it is complete. Until then it is in a temporary folder next to it, where a later run with
-    the same inputs and options goes on.
+    The output appears when it is complete. Until then, it is in a temporary folder next to it, where a later run with
+    the same inputs and options continues.
 
     Raises:
         UsageError: the output exists or is an input's folder; or a GGUF file of an unknown model is given without
@@ -161,9 +165,9 @@ def dequantize_checkpoint(
     return Dequantized(
         str(output),
         tuple(file.name for file in files),
-        sum(one.nbytes for one in tensors),
+        sum(tensor.nbytes for tensor in tensors),
         count_formats(tensors),
-        sum(one.weight is None for one in tensors),
+        sum(tensor.weight is None for tensor in tensors),
         None if not rounding.e_sq else 10 * log10(rounding.x_sq / rounding.e_sq),
         left_out,
     )
@@ -187,7 +191,7 @@ def _describe_model(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _list_made(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Return config.json and the tokenizer, as far as they follow from a GGUF file."""
+    """Return config.json and the tokenizer, as far as they can be derived from a GGUF file."""
     with model_folder(checkpoint) as folder:
         return {path.name: path.read_bytes() for path in folder.path.iterdir()}
 
@@ -206,7 +210,7 @@ def _check_output(output: Path, sources: Sequence[Checkpoint]) -> None:
 def _write_all(
     output: Path, files: Sequence[OutputFile], sources: Sequence[Checkpoint], chosen: DequantizeOptions
 ) -> _Rounding:
-    """Write the files that an earlier run has not finished into the folder next to the output.
+    """Write those files that an earlier run has not finished into the folder next to the output.
 
     Returns:
         The sums over all decoded values; none if some files are of an earlier run.
@@ -239,24 +243,24 @@ def _write_all(
             os.replace(unfinished, folder / file.name)
     except OSError as error:
         raise ResourceError(f"-o {display(str(output))}: {error.strerror}") from error
-    return rounding if len(left) == len(files) else _Rounding()  # an earlier run has rounded the others
+    return rounding if len(left) == len(files) else _Rounding()  # the rounding of files of an earlier run is unknown
 
 
 def _partial_folder(output: Path) -> Path:
-    return output.absolute().with_name(PARTIAL.format(output.name))
+    return output.absolute().with_name(PARTIAL_FOLDER.format(output.name))
 
 
 def _begin(output: Path, identity: str) -> Path:
-    """Return the folder next to the output; what another run has left there is removed."""
+    """Return the folder next to the output; if a run with other inputs or options has left one, remove that first."""
     folder = _partial_folder(output)
     try:
-        begun = read_small(folder / IDENTITY, 1 << 10).decode("ascii", "replace")
+        begun = read_small(folder / IDENTITY_FILE, 1 << 10).decode("ascii", "replace")
     except (OSError, ValueError):
         begun = ""
     if begun != identity:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        with replace_atomically(folder / IDENTITY) as file:
+        with replace_atomically(folder / IDENTITY_FILE) as file:
             file.write(identity.encode())
     return folder
 
@@ -264,12 +268,12 @@ def _begin(output: Path, identity: str) -> Path:
 def _decode_all(
     file: OutputFile, readers: Sequence[Reader], chosen: DequantizeOptions, progress: Progress
 ) -> Generator[_Piece, None, None]:
-    """Yield the bytes of a file's tensors in order; a few pieces are decoded ahead.
+    """Yield the bytes of a file's tensors in order; threads decode a few pieces ahead.
 
     Raises:
         Interrupted: the run was stopped.
     """
-    with map_in_threads(_decode, _list_tasks(file, progress), readers, AHEAD * len(readers)) as pieces:
+    with map_in_threads(_decode, _list_tasks(file, progress), readers, TASKS_AHEAD * len(readers)) as pieces:
         for piece in pieces:
             if chosen.stop is not None and chosen.stop.is_set():
                 raise Interrupted("interrupted; the same command goes on with the files that are complete")
@@ -290,7 +294,9 @@ def _split(tensor: WrittenTensor) -> Iterator[_Task]:
     """Yield the pieces of a tensor in the order of their bytes."""
     weight = tensor.weight
     if weight is None:
-        yield from (_Task(tensor, at, min(at + PIECE, tensor.nbytes)) for at in range(0, tensor.nbytes, PIECE))
+        yield from (
+            _Task(tensor, at, min(at + PIECE_BYTES, tensor.nbytes)) for at in range(0, tensor.nbytes, PIECE_BYTES)
+        )
         return
     n = len(Cut(*weight.matrix, CPU_CHUNK))
     yield from (_Task(tensor, at, min(at + CHUNKS_AT_ONCE, n)) for at in range(0, n, CHUNKS_AT_ONCE))
@@ -347,7 +353,7 @@ def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
 
 
 def _finish(output: Path, files: Sequence[OutputFile], others: Mapping[str, bytes]) -> None:
-    """Add the other files of the model, by name, and put everything in its place."""
+    """Write the other files of the model, by name, and move everything to the output."""
     folder = _partial_folder(output)
     try:
         if is_file_name(output):
@@ -358,7 +364,7 @@ def _finish(output: Path, files: Sequence[OutputFile], others: Mapping[str, byte
                 (folder / name).parent.mkdir(exist_ok=True)
                 with replace_atomically(folder / name, DEFAULT_MODE) as file:
                     file.write(content)
-            (folder / IDENTITY).unlink()
+            (folder / IDENTITY_FILE).unlink()
             if output.exists():
                 output.rmdir()  # it is empty
             os.replace(folder, output)

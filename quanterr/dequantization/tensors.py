@@ -1,4 +1,4 @@
-"""The tensors to write: from a checkpoint alone, or in the names, shapes and dtypes of its original."""
+"""The tensors to write, derived from a checkpoint alone, or with the names, shapes and dtypes of its original."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from quanterr.pairing.views import undo_views
 from quanterr.selection import LayerSelection
 from quanterr.util.text import count, display
 
-SHOWN = 5  # tensors named in an error
+MAX_NAMED = 5  # maximum number of tensors that an error names
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -40,14 +40,14 @@ class WrittenTensor(NamedTuple):
 
 
 def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) -> list[WrittenTensor]:
-    """Return the tensors of a checkpoint, with codes as floats of ``dtype`` and all others as they are stored.
+    """Return the tensors of a checkpoint; those with codes become floats of ``dtype``, all others stay as they are.
 
-    Scales of activations and caches are left out: without codes, nothing reads them.
+    Scales of activations and caches are left out, as programs do not read them without codes.
 
     Raises:
-        CheckpointError: a selected tensor is in no readable format, or its form in the model is not known; or a label
-            is damaged.
-        UsageError: the checkpoint is a GGUF file, whose names are of another program.
+        CheckpointError: a selected tensor is in no readable format, its shape in the model is unknown, or a label is
+                    damaged.
+                UsageError: the checkpoint is a GGUF file, whose names are llama.cpp's.
     """
     if checkpoint.gguf is not None:
         raise UsageError(
@@ -58,7 +58,7 @@ def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) 
     side.attach_siblings()
     own_form = OwnForm(checkpoint)
     selection.check(side.codes)
-    found, refused = [], []
+    tensors, refused = [], []
     for name in filter(selection.takes, side.codes):
         try:
             weight = own_form.restore(side.recognize(name))
@@ -68,19 +68,19 @@ def list_tensors(checkpoint: Checkpoint, selection: LayerSelection, dtype: str) 
         if weight.has_codes and not _stores_shape(side, weight):
             refused.append(f"{display(name)}: {weight.format} does not store its shape: give --like ORIGINAL")
         elif weight.has_codes:
-            found.append(WrittenTensor(name, dtype, weight.shape, weight))
+            tensors.append(WrittenTensor(name, dtype, weight.shape, weight))
         elif weight.codes.name != name:  # floats in another order
-            found.append(WrittenTensor(name, weight.codes.dtype, weight.shape, weight))
+            tensors.append(WrittenTensor(name, weight.codes.dtype, weight.shape, weight))
         elif not is_auxiliary(name):
-            found.append(WrittenTensor(name, weight.codes.dtype, weight.codes.shape, None, weight.codes))
+            tensors.append(WrittenTensor(name, weight.codes.dtype, weight.codes.shape, None, weight.codes))
     _refuse(checkpoint, refused)
-    return found
+    return tensors
 
 
 def _stores_shape(side: CheckpointSide, weight: Weight) -> bool:
-    """Return whether what is stored determines a weight's shape: False if the codes may be padded or regrouped.
+    """Return whether the stored tensors determine a weight's shape; False if the codes may be padded or regrouped.
 
-    A format that takes the shape from the original also accepts another one.
+    To find out, another shape is tried: formats that take the shape from the original accept it.
     """
     if len(weight.shape) != 2:
         return True
@@ -96,7 +96,7 @@ def _stores_shape(side: CheckpointSide, weight: Weight) -> bool:
 
 
 def _drop_alternatives(pairing: Pairing) -> Pairing:
-    pairs = [replace(one, quantized=replace(one.quantized, alternatives=())) for one in pairing.pairs]
+    pairs = [replace(pair, quantized=replace(pair.quantized, alternatives=())) for pair in pairing.pairs]
     return replace(pairing, pairs=pairs)
 
 
@@ -105,44 +105,46 @@ def list_tensors_like(
 ) -> tuple[list[WrittenTensor], dict[str, int]]:
     """Return the tensors of an original with the values of its quantized checkpoint.
 
-    Names, shapes, the order of rows and the numbers are the original's form; so is the dtype, unless one is given. What
-    a converter computed anew is copied from the original, and so are rows that it drops, of no token or position.
-    ``by_names`` means that the original has no values that could choose among readings: a convention decides.
+    Names, shapes, the order of rows and the dtype are the original's, unless ``dtype`` is given, and changes of numbers
+    are undone. Tensors that a converter computed, and rows of no token or position that it dropped, are copied from the
+    original. ``by_names`` means that the original has no values to compare readings with, so conventions decide.
 
     Returns:
-        The tensors, and the number of tensors that the converter left to another file or left out, by reason.
+        The tensors, and the number of tensors that the converter wrote to another file or left out, by reason.
 
     Raises:
         CheckpointError: a tensor of either checkpoint has no counterpart in the other or cannot be brought into the
             original's form, or a label is damaged.
         UsageError: a pattern of the selection matches no weight.
     """
-    # Factors that a quantizer moved between weights and norms stay where they are: the norms have them, too.
+    # Factors that a quantizer moved from weights to norms are not undone, as the written norms have them, too.
     pairing = pair(original, checkpoint, selection)
     pairing = _drop_alternatives(pairing) if by_names else choose_alternatives(pairing, undo=False)
-    made: dict[str, WrittenTensor] = {}
+    tensors_by_name: dict[str, WrittenTensor] = {}
     refused = []
-    for one in pairing.pairs:
+    for each_pair in pairing.pairs:
         try:
-            made[one.name] = _make_like(one, dtype)
-            if by_names and not one.quantized.has_codes and one.quantized.codes.dtype in FLOATS:
-                made[one.name] = made[one.name]._replace(dtype=one.quantized.codes.dtype)
+            tensors_by_name[each_pair.name] = _make_like(each_pair, dtype)
+            if by_names and not each_pair.quantized.has_codes and each_pair.quantized.codes.dtype in FLOATS:
+                tensors_by_name[each_pair.name] = tensors_by_name[each_pair.name]._replace(
+                    dtype=each_pair.quantized.codes.dtype
+                )
         except FormatMismatch as mismatch:
-            refused.append(f"{display(one.name)}: {mismatch}")
+            refused.append(f"{display(each_pair.name)}: {mismatch}")
     lost = [left for left in pairing.leftovers if left.bucket not in (Bucket.CONSUMED, Bucket.FILTERED_OUT)]
     reasons = {left.reason for left in lost if left.side == "original"}
     lost = [left for left in lost if left.side == "original" or left.reason not in reasons]
     refused += [f"{display(left.name)}: {left.reason}" for left in lost]
     _refuse(checkpoint, refused)
     copied = {entry.name: entry for entry in _list_consumed(pairing.leftovers)}
-    found = []
+    tensors = []
     for name, entry in original.entries.items():
-        if name in made:
-            found.append(made[name])
+        if name in tensors_by_name:
+            tensors.append(tensors_by_name[name])
         elif name in copied:
-            found.append(WrittenTensor(name, entry.dtype, entry.shape, None, entry))
+            tensors.append(WrittenTensor(name, entry.dtype, entry.shape, None, entry))
     absent = (left for left in pairing.leftovers if left.side == "original" and left.bucket == Bucket.FILTERED_OUT)
-    return found, dict(Counter(left.reason for left in absent if left.reason != NOT_SELECTED))
+    return tensors, dict(Counter(left.reason for left in absent if left.reason != NOT_SELECTED))
 
 
 def _list_consumed(leftovers: Iterable[Leftover]) -> Iterable[Entry]:
@@ -154,42 +156,42 @@ def _list_consumed(leftovers: Iterable[Leftover]) -> Iterable[Entry]:
     )
 
 
-def _make_like(one: Pair, dtype: str | None) -> WrittenTensor:
-    """Return a pair's tensor in the original's form.
+def _make_like(pair: Pair, dtype: str | None) -> WrittenTensor:
+    """Return the tensor of a pair with the original's name, shape and numbers.
 
     Raises:
-        FormatMismatch: the original has another form than can be restored or written.
+        FormatMismatch: the original's form cannot be restored or written.
     """
-    if one.contradiction is not None:
+    if pair.contradiction is not None:
         raise FormatMismatch(
-            f"{one.contradiction.prescribed}, but its values fit the original better as {one.contradiction.other}: "
+            f"{pair.contradiction.prescribed}, but its values fit the original better as {pair.contradiction.other}: "
             "they would be written wrongly; quanterr compare shows both errors"
         )
-    stored, weight = one.original_codes[0], undo_views(one.original, one.quantized)
-    if stored.name != one.name:
+    stored, weight = pair.original_codes[0], undo_views(pair.original, pair.quantized)
+    if stored.name != pair.name:
         held = f"the original has no floats of this name, but {stored}"
         raise FormatMismatch(f"{held}: leave the tensor out (--exclude), or give an original in floats")
     if weight.encoding == "bits":
-        return WrittenTensor(one.name, weight.codes.dtype, stored.shape, None, weight.codes)
+        return WrittenTensor(pair.name, weight.codes.dtype, stored.shape, None, weight.codes)
     if weight.n != stored.n:
         raise FormatMismatch(f"the original stores codes, {stored}: give an original in floats")
     kept = stored.dtype if stored.dtype in FLOATS else None
     chosen = (dtype if weight.has_codes else None) or kept or dtype
     if chosen is None:
         raise FormatMismatch(f"the original stores codes, {stored}: give the dtype to write (--dtype)")
-    return WrittenTensor(one.name, chosen, stored.shape, weight)
+    return WrittenTensor(pair.name, chosen, stored.shape, weight)
 
 
 def _refuse(checkpoint: Checkpoint, refused: Sequence[str]) -> None:
-    """Raise CheckpointError if tensors cannot be written: a file that lacks some would be taken for the whole model."""
+    """Raise CheckpointError if tensors cannot be written, as an incomplete file could be mistaken for the model."""
     if refused:
-        more = f" and {len(refused) - SHOWN:,} more" if len(refused) > SHOWN else ""
+        more = f" and {len(refused) - MAX_NAMED:,} more" if len(refused) > MAX_NAMED else ""
         raise CheckpointError(
             f"{display(checkpoint.path)}: {count(len(refused), 'tensor')} cannot be written: "
-            f"{'; '.join(refused[:SHOWN])}{more}"
+            f"{'; '.join(refused[:MAX_NAMED])}{more}"
         )
 
 
 def count_formats(tensors: Iterable[WrittenTensor]) -> dict[str, int]:
     """Return the number of weights that are decoded, by format."""
-    return dict(Counter(one.weight.format for one in tensors if one.weight is not None))
+    return dict(Counter(tensor.weight.format for tensor in tensors if tensor.weight is not None))

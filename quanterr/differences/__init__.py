@@ -1,1 +1,1 @@
-"""What changed between two results of one kind."""
+"""The changes between two results of the same kind."""

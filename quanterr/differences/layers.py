@@ -1,4 +1,4 @@
-"""The comparison of the layers of two reports; ``values.py`` of other kinds of documents has that of their items."""
+"""The comparison of layers of two reports; items of other kinds of documents are compared in their ``values.py``."""
 
 from math import inf, isfinite
 
@@ -11,9 +11,9 @@ from quanterr.documents.subjects import Item, compute_change
 
 
 def _compare_reported_layer(was: Item, now: Item) -> tuple[float, Change] | None:
-    """Return how much worse a layer is; None if its SNR is as it was, or undefined in both.
+    """Return how much worse a layer became, and the change; None if its SNR is equal, or undefined in both.
 
-    A layer whose SNR became undefined is infinitely worse. One that became identical to the original counts as the
+    A layer whose SNR became undefined counts as infinitely worse, and one that became identical to the original as the
     smallest improvement.
     """
     _, old, new, by, _ = astuple(compare_levels(was, now))
@@ -40,7 +40,7 @@ def _find_reason(was: Item, now: Item, before: float | None, after: float | None
 
 def compare_levels(was: Item, now: Item) -> Both:
     """Return the SNR of a layer in two reports."""
-    old, new = (None if one.trouble else one.get_number("snr_db") for one in (was, now))
+    old, new = (None if item.trouble else item.get_number("snr_db") for item in (was, now))
     return Both(now.name, old, new, compute_change(old, new), getattr(now.values, "format", None))
 
 

@@ -1,4 +1,4 @@
-"""The diff of two results of one kind, item by item."""
+"""The diff of two results of the same kind, item by item."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import hypot
@@ -22,7 +22,7 @@ from quanterr.errors import UsageError
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
-METRICS = ("format", "snr_db", "excess_db", NORM)  # fields of layers that diffs read
+LAYER_FIELDS = ("format", "snr_db", "excess_db", NORM)  # fields of layers that diffs read
 AGGREGATES = ("overall_snr_db", "excess_db", "bits_per_weight")
 Stored = str | PathLike[str] | Document
 Named = TypeVar("Named")
@@ -45,39 +45,40 @@ def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
     """
     kinds, names = (_find_kind(old), _find_kind(new)), (_pick_name(old), _pick_name(new))
     if kinds[0] != kinds[1]:
-        for one, kind in zip((old, new), kinds, strict=True):
+        for result, kind in zip((old, new), kinds, strict=True):
             if kind.name == "Report":
-                _load(one, kind)  # raises if the file is missing or damaged, as such a file counts as a report
+                _load(result, kind)  # raises if the file is missing or damaged, as such a file counts as a report
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
         raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
-    before, after = (_load(one, kinds[0]) for one in (old, new))
+    before, after = (_load(result, kinds[0]) for result in (old, new))
     if kinds[0].name == "Report":
         return diff_reports(cast(Report, before), cast(Report, after), names, force)
     return diff_candidates(kinds[0], before, after, names, force)
 
 
-def _load(one: Stored, kind: DocumentKind) -> Document:
+def _load(result: Stored, document_kind: DocumentKind) -> Document:
     """Return a document; the layers of a stored report have only the fields that diffs need."""
-    if not isinstance(one, str | PathLike):
-        return one
-    return read_report(one, METRICS) if kind.name == "Report" else read_document(fspath(one))
+    if not isinstance(result, str | PathLike):
+        return result
+    return read_report(result, LAYER_FIELDS) if document_kind.name == "Report" else read_document(fspath(result))
 
 
-def _find_kind(one: Stored) -> DocumentKind:
-    if isinstance(one, str | PathLike):
-        return find_kind(fspath(one))
-    found = next((kind for kind in KINDS.values() if kind.name == type(one).__name__), None)
-    if found is None:
+def _find_kind(result: Stored) -> DocumentKind:
+    if isinstance(result, str | PathLike):
+        return find_kind(fspath(result))
+    document_kind = next((kind for kind in KINDS.values() if kind.name == type(result).__name__), None)
+    if document_kind is None:
         raise UsageError(
-            f"cannot compare a {type(one).__name__}; give reports, rankings, evaluations, plans, or paths of such files"
+            f"cannot compare a {type(result).__name__}; "
+            "give reports, rankings, evaluations, plans, or paths of such files"
         )
-    return found
+    return document_kind
 
 
-def _pick_name(one: Stored) -> str:
-    if isinstance(one, str | PathLike):
-        return fspath(one)
-    return cast(Report, one).quantized.path if type(one).__name__ == "Report" else type(one).__name__.lower()
+def _pick_name(result: Stored) -> str:
+    if isinstance(result, str | PathLike):
+        return fspath(result)
+    return cast(Report, result).quantized.path if type(result).__name__ == "Report" else type(result).__name__.lower()
 
 
 def _check_comparable(how: Changes, old: Document, new: Document, names: tuple[str, str], force: bool) -> str | None:
@@ -94,7 +95,7 @@ def _check_comparable(how: Changes, old: Document, new: Document, names: tuple[s
 
 
 def _pair_up(old: Mapping[str, Named], new: Mapping[str, Named]) -> tuple[Pairs[Named], list[str], list[str]]:
-    """Return the items that both documents have, in pairs, and the names of items that are new and that are gone."""
+    """Return the items that both documents have, in pairs, and the names of new items and of missing ones."""
     both = [(old[name], item) for name, item in new.items() if name in old]
     return both, [name for name in new if name not in old], [name for name in old if name not in new]
 
@@ -102,23 +103,23 @@ def _pair_up(old: Mapping[str, Named], new: Mapping[str, Named]) -> tuple[Pairs[
 def _compare_items(how: Changes, old: Iterable[Item], new: Iterable[Item]) -> tuple[Pairs[Item], JsonObject]:
     """Return the items of both documents in pairs, and the fields of a diff about items, the largest change first."""
     both, added, gone = _pair_up(*({item.name: item for item in items} for items in (old, new)))
-    found = sorted(filter(None, (how.compare(*pair) for pair in both)), key=lambda one: -abs(one[0]))
-    worse, better = [item for by, item in found if by > 0], [item for by, item in found if by <= 0]
-    unchanged = len(both) - len(found)
+    changed = sorted(filter(None, (how.compare(*pair) for pair in both)), key=lambda change: -abs(change[0]))
+    worse, better = [item for by, item in changed if by > 0], [item for by, item in changed if by <= 0]
+    unchanged = len(both) - len(changed)
     return both, {"worse": worse, "better": better, "unchanged": unchanged, "added": added, "gone": gone}
 
 
 def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool = False) -> Diff:
-    """Compare two reports, whose layers have at least :data:`METRICS`.
+    """Compare two reports, whose layers have at least :data:`LAYER_FIELDS`.
 
     Raises:
         UsageError: their originals, selections or settings differ, and ``force`` is False.
     """
     how = REPORTED
     why = _check_comparable(how, old, new, paths, force)
-    both, changes = _compare_items(how, *(ReportValues(one).items for one in (old, new)))
+    both, changes = _compare_items(how, *(ReportValues(report).items for report in (old, new)))
     levels = [compare_levels(*pair) for pair in both]
-    undefined = [one.name for one in levels if one.old_snr_db is None and one.new_snr_db is None]
+    undefined = [report.name for report in levels if report.old_snr_db is None and report.new_snr_db is None]
     return Diff(
         schema=reports.SCHEMA,
         schema_version=reports.SCHEMA_VERSION,
@@ -155,7 +156,7 @@ def diff_candidates(
     how: Changes = kind.values.CHANGES
     why = _check_comparable(how, old, new, names, force)
     before, after = (_list_sides(kind, one) for one in (old, new))
-    if len(before) == len(after) == 1:  # the same candidate, whatever its names
+    if len(before) == len(after) == 1:  # a single candidate is compared even if its name differs
         before = dict(zip(after, before.values(), strict=True))
     both, added, gone = _pair_up(before, after)
     changes = [_compare_sides(how, *pair) for pair in both]
@@ -163,7 +164,7 @@ def diff_candidates(
 
 
 class CandidateSide(NamedTuple):
-    """A candidate in one of the documents."""
+    """A candidate in one of both documents."""
 
     name: str
     verdict: str | None
@@ -172,13 +173,13 @@ class CandidateSide(NamedTuple):
 
 
 def _list_sides(kind: DocumentKind, document: Document) -> dict[str, CandidateSide]:
-    """Return the candidates by name; a document without candidates is one, named after its kind."""
+    """Return the candidates by name; a document without candidates counts as one that is named after its kind."""
     subjects: Sequence[Subject] = kind.values.list_subjects(document)
     names = [subject.name or kind.name.lower() for subject in subjects]
     candidates = getattr(document, "candidates", [document])
     return {
-        name: CandidateSide(name, getattr(one, "verdict", None), getattr(one, "bytes", None), subject)
-        for name, one, subject in zip(names, candidates, subjects, strict=True)
+        name: CandidateSide(name, getattr(candidate, "verdict", None), getattr(candidate, "bytes", None), subject)
+        for name, candidate, subject in zip(names, candidates, subjects, strict=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""Gains of a recipe's choices, from pairs of candidates that differ in one respect only."""
+"""What choices of recipes gain, from pairs of candidates that differ in only one respect."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -7,8 +7,14 @@ from math import prod
 
 from quanterr.documents.ranking.model import Candidate, Gain
 
-PER = re.compile(r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+(?:x\d+)?|g\d+)")
-FINEST = {"tensor": 1 << 40, "row": 1 << 20, "channel": 1 << 20}  # approximate number of elements that share a scale
+SCALE_GRANULARITY = re.compile(
+    r"(?P<codes>[a-z_]+?)(?P<bits>[2-8])?_(?P<per>tensor|row|channel|block\d+(?:x\d+)?|g\d+)"
+)
+SCALE_ELEMENTS = {
+    "tensor": 1 << 40,
+    "row": 1 << 20,
+    "channel": 1 << 20,
+}  # approximate number of elements that share a scale
 WORDS = {
     "bits": "bits",
     "per": "finer scales",
@@ -19,9 +25,9 @@ WORDS = {
 
 
 def find_gains(candidates: Sequence[Candidate], recipes: Collection[str]) -> list[Gain]:
-    """Return the gains between adjacent ranked recipes that differ in one respect only."""
+    """Return the gains between adjacent ranked recipes that differ in only one respect."""
     known = {c.name: (_parse_name(c.name), c) for c in candidates if c.rank is not None and c.name in recipes}
-    found = []
+    gains = []
     for aspect in WORDS:
         families: dict[str, list[tuple[float, Candidate]]] = {}
         for aspects, candidate in known.values():
@@ -33,22 +39,22 @@ def find_gains(candidates: Sequence[Candidate], recipes: Collection[str]) -> lis
             for (_, before), (_, after) in pairwise(family):
                 if before.snr_db is not None and after.snr_db is not None:
                     size = (after.bytes or 0) - (before.bytes or 0)
-                    found.append(Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size))
-    return found
+                    gains.append(Gain(WORDS[aspect], before.name, after.name, after.snr_db - before.snr_db, size))
+    return gains
 
 
 def _parse_name(name: str) -> dict[str, str]:
     """Return the aspects that a recipe's name encodes."""
     base, *options = name.split(":")
-    found = {"asym": "", "double": "", "scales": "absmax"}
-    if match := PER.fullmatch(base):
-        found |= {"codes": match["codes"], "bits": match["bits"] or "", "per": match["per"]}
+    aspects = {"asym": "", "double": "", "scales": "absmax"}
+    if match := SCALE_GRANULARITY.fullmatch(base):
+        aspects |= {"codes": match["codes"], "bits": match["bits"] or "", "per": match["per"]}
     else:
-        found["codes"] = base
+        aspects["codes"] = base
     for option in options:
         key, _, value = option.partition("=")
-        found[key] = value or "yes"
-    return found
+        aspects[key] = value or "yes"
+    return aspects
 
 
 def _order_key(aspect: str, value: str) -> float:
@@ -57,7 +63,7 @@ def _order_key(aspect: str, value: str) -> float:
         edges = [int(edge) for edge in re.findall(r"\d+", value)]
         if value.startswith("block") and len(edges) == 1:
             edges *= 2
-        return -float(prod(edges) if edges else FINEST[value])
+        return -float(prod(edges) if edges else SCALE_ELEMENTS[value])
     if aspect == "bits":
         return float(value or 0)
     if aspect == "scales":

@@ -1,7 +1,7 @@
-"""Makes a ranking from reports of several candidates: order, Pareto front, and swaps of layers.
+"""Makes a ranking from reports of several candidates: their order, the Pareto front, and swaps of layers.
 
-Each report's pooled SNR covers only the layers that differ in its candidate, so these SNRs are not comparable. Here Σe²
-is summed over the same layers for all candidates; identical layers count as 0.
+The pooled SNR of a report covers only the layers that differ in its candidate, so those of several reports are not
+comparable. Here, Σe² is summed over the same layers for all candidates; identical layers count as 0.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from quanterr.advice.kept_layers import (
     DTYPES,
-    FEW,
+    MAX_PROPOSED,
     Budget,
     KeptLayer,
     choose_few,
@@ -37,20 +37,21 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display, escape_surrogates
 from quanterr.version import __version__
 
-# Fields of a candidate before it is ranked.
-UNPLACED: JsonObject = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
-UNPLACED |= {"squared_error": None, "snr_db": None, "best_layers": 0}
+# Fields of a candidate that ranking fills in.
+UNRANKED_FIELDS: JsonObject = {"rank": None, "on_front": False, "behind": None, "bytes": None, "bits_per_weight": None}
+UNRANKED_FIELDS |= {"squared_error": None, "snr_db": None, "best_layers": 0}
 
 OF_AGGREGATE = ("overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db", "predicted_output_error")
 
 NO_AGGREGATE: JsonObject = dict.fromkeys(OF_AGGREGATE)
 
-WORTH = 0.5  # times the mean error per layer that a swap must gain: tiny layers are cheap but change nothing
-FREE = 0.01  # share of a candidate's bytes within which all swaps are proposed; else only the FEW best
+MIN_GAIN = 0.5  # of the mean error per layer, as swaps of tiny layers cost little but gain nothing
+# All swaps that add at most this share of a candidate's bytes are proposed, and at least the best MAX_PROPOSED.
+MAX_FREE_SHARE = 0.01
 SUFFIXES = (".safetensors", ".sft", ".gguf")
 
 
-PLAIN = "dense"  # the format of unquantized weights
+UNQUANTIZED_FORMAT = "dense"  # the format of unquantized weights
 
 
 class StoredTensor(NamedTuple):
@@ -68,7 +69,7 @@ class StoredTensor(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Rankable:
-    """A candidate that is reliable enough to be ranked."""
+    """A candidate whose report allows a rank."""
 
     name: str
     row: Candidate  # fields from its own report
@@ -79,9 +80,9 @@ class Rankable:
 
 
 def name_candidates(paths: Sequence[str], given: Sequence[str] = ()) -> list[str]:
-    """Return short, distinct names of candidates: the ends of their paths, without a common suffix.
+    """Return short, distinct names of candidates: the last parts of their paths, without a common suffix.
 
-    The first of them keep the names that were ``given`` for them.
+    The first ones have the ``given`` names.
 
     Raises:
         UsageError: there are fewer than two candidates, or one, or a name, is given twice.
@@ -107,9 +108,11 @@ def shorten_names(paths: Sequence[str], given: Sequence[str] = ()) -> list[str]:
         if parts[n] in parts[:n]:
             raise UsageError(f"{display(path)} is given twice")
     names = []
-    for own in parts:
-        length = next(n for n in range(1, len(own) + 1) if sum(other[-n:] == own[-n:] for other in parts) == 1)
-        names.append(escape_surrogates(PurePath(*own[-length:]).as_posix()))
+    for parts_of_path in parts:
+        length = next(
+            n for n in range(1, len(parts_of_path) + 1) if sum(other[-n:] == parts_of_path[-n:] for other in parts) == 1
+        )
+        names.append(escape_surrogates(PurePath(*parts_of_path[-length:]).as_posix()))
     shared = next((suffix for suffix in SUFFIXES if all(name.endswith(suffix) for name in names)), "")
     return [name.removesuffix(shared) for name in names]
 
@@ -137,7 +140,7 @@ def make_ranking(
     ]
     rest = [_make_candidate(name, by_name[name], why) for name, why in excluded.items()]
     rest += unreadable
-    excluded |= {one.name: one.not_ranked or "" for one in unreadable}
+    excluded |= {candidate.name: candidate.not_ranked or "" for candidate in unreadable}
     failed = {name: report for name, report in by_name.items() if report.verdict == "fail"}
     first = reports[0]
     reasons = [
@@ -181,9 +184,9 @@ def compare_candidates(
         "elements": elements,
         "candidates": rows,
         "front": [candidate.name for candidate in sorted(front, key=lambda candidate: candidate.nbytes)],
-        "swaps": [found for found in swaps if found.layers],
+        "swaps": [swaps_of_candidate for swaps_of_candidate in swaps if swaps_of_candidate.layers],
         "gains": find_gains(rows, recipes),
-        "kept": [found for found in kept if found.layers],
+        "kept": [swaps_of_candidate for swaps_of_candidate in kept if swaps_of_candidate.layers],
         "layers": in_layers,
     }
 
@@ -203,20 +206,20 @@ def _find_exclusion(report: Report) -> str | None:
 
 def _collect_tensors(report: Report) -> dict[str, StoredTensor]:
     """Return all compared tensors of a report by name."""
-    found = {}
+    tensors_by_name = {}
     for tensors, is_layer in ((report.layers, True), (report.other_changes, False)):
         for layer in tensors:
             error, signal = 0.0, None
             if is_layer and layer.squared_error is not None and layer.original_norm is not None:
                 error, signal = layer.squared_error, layer.original_norm**2
-            found[layer.layer_name] = StoredTensor(
+            tensors_by_name[layer.layer_name] = StoredTensor(
                 layer.format, layer.tensor_elements, find_sizes(layer), error, signal, layer.original_dtype, is_layer
             )
     for same in report.lossless:
-        found[same.layer_name] = StoredTensor(
+        tensors_by_name[same.layer_name] = StoredTensor(
             same.format, same.tensor_elements, find_sizes(same), 0.0, None, same.original_dtype, False
         )
-    return found
+    return tensors_by_name
 
 
 def _find_signal(chosen: Iterable[Rankable], name: str) -> float:
@@ -230,7 +233,7 @@ def compute_snr(signal: float, error: float) -> float | None:
 
 
 def _find_better(candidate: Rankable, others: Iterable[Rankable]) -> str | None:
-    """Return the first candidate that is no worse in error and bytes and better in one; None if there is none."""
+    """Return the first candidate that is not worse in error and bytes, and better in one; None if there is none."""
     for other in others:
         no_worse = other.error <= candidate.error and other.nbytes <= candidate.nbytes
         if no_worse and (other.error, other.nbytes) != (candidate.error, candidate.nbytes):
@@ -248,7 +251,7 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
         reasons=report.reasons,
         reasons_by=report.reasons_by,
         not_ranked=why_not,
-        **UNPLACED,
+        **UNRANKED_FIELDS,
         checkpoint_bytes=report.quantized.bytes,
         **{name: getattr(report.aggregate, name) for name in OF_AGGREGATE},
         worst_layer=WorstLayer(worst.layer_name, worst.display_name, worst.snr_db) if worst else None,
@@ -260,7 +263,7 @@ def _make_candidate(name: str, report: Report, why_not: str | None) -> Candidate
 
 
 def make_unreadable(name: str, path: str, reason: str) -> Candidate:
-    """Return a candidate that could not be read, for a reason."""
+    """Return the row of a candidate that could not be read, with the reason."""
     why = f"cannot be read: {reason}"
     return Candidate(
         name=name,
@@ -268,7 +271,7 @@ def make_unreadable(name: str, path: str, reason: str) -> Candidate:
         verdict="inconclusive",
         **store_reasons([Reason(why, "result")]),
         not_ranked=why,
-        **UNPLACED,
+        **UNRANKED_FIELDS,
         checkpoint_bytes=0,
         **NO_AGGREGATE,
         worst_layer=None,
@@ -282,7 +285,7 @@ def make_unreadable(name: str, path: str, reason: str) -> Candidate:
 def _fill_rank(
     candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[RankedLayer], signal: float, elements: int
 ) -> Candidate:
-    """Fill in the fields that compare a ranked candidate with the others, and return its row."""
+    """Return the row of a ranked candidate, with the fields that compare it with others."""
     row = candidate.row
     row.rank, row.behind = chosen.index(candidate) + 1, _find_better(candidate, chosen)
     row.on_front = row.behind is None
@@ -305,24 +308,24 @@ def _make_layer(chosen: Sequence[Rankable], name: str) -> RankedLayer:
 
 
 def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequence[str], signal: float) -> Swaps:
-    """Return the swaps of a candidate's layers that gain most per byte: all that cost almost no bytes, or a few.
+    """Return the swaps of a candidate's layers with the largest gains per byte: all that add few bytes, or the best.
 
-    If some runtime loads the candidate, some runtime also loads the result.
+    If any runtime loads the candidate, a runtime also loads the result.
     """
-    least = WORTH * candidate.error / max(len(layers), 1)
+    least = MIN_GAIN * candidate.error / max(len(layers), 1)
     formats = {candidate.tensors[name].format for name in layers}
-    found = []
+    candidates_for_swaps = []
     for name in layers:
         options = [swap for other in chosen if other is not candidate and (swap := _make_swap(candidate, other, name))]
-        found += [swap for swap in options if -swap.squared_error_change >= least]
+        candidates_for_swaps += [swap for swap in options if -swap.squared_error_change >= least]
     swaps: dict[str, Swap] = {}
-    for swap in sorted(found, key=_swap_key):
+    for swap in sorted(candidates_for_swaps, key=_swap_key):
         if swap.layer_name not in swaps and (swap.format in formats or load_together({*formats, swap.format})):
             formats.add(swap.format)
             swaps[swap.layer_name] = swap
     added = accumulate(swap.bytes_change for swap in swaps.values())
-    free = sum(cost <= FREE * candidate.nbytes for cost in added)
-    return _sum_swaps(candidate, list(swaps.values())[: max(free, FEW)], signal)
+    free = sum(cost <= MAX_FREE_SHARE * candidate.nbytes for cost in added)
+    return _sum_swaps(candidate, list(swaps.values())[: max(free, MAX_PROPOSED)], signal)
 
 
 def _sum_swaps(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
@@ -340,25 +343,34 @@ def _sum_swaps(candidate: Rankable, swaps: list[Swap], signal: float) -> Swaps:
 
 
 def _propose_kept(candidate: Rankable, layers: Sequence[str], signal: float, keep: Budget | None) -> Swaps:
-    """Return layers to leave unquantized: those within a budget, or the few that make most of the error."""
+    """Return layers to leave unquantized: those within a budget, or a few that cause a large part of the error."""
     stored = {name: candidate.tensors[name] for name in layers if name not in candidate.bound}
-    added = {name: own.sizes.original - own.sizes.quantized for name, own in stored.items()}
-    changed = [name for name, own in stored.items() if added[name] or own.format != PLAIN]  # others are kept already
+    added = {name: tensor.sizes.original - tensor.sizes.quantized for name, tensor in stored.items()}
+    changed = [
+        name for name, tensor in stored.items() if added[name] or tensor.format != UNQUANTIZED_FORMAT
+    ]  # others are stored as in the original
     ordered = order_by_worth(KeptLayer(name, added[name], stored[name].error) for name in changed)
     error = candidate.error
-    found = choose_within(ordered, keep, error) if keep else choose_few(ordered, error, candidate.nbytes)
+    kept = choose_within(ordered, keep, error) if keep else choose_few(ordered, error, candidate.nbytes)
     if keep and not keep.is_gain:
-        found = cut_at_knee(found)
-    dtypes = {one.name: stored[one.name].dtype for one in found}
+        kept = cut_at_knee(kept)
+    dtypes = {layer.name: stored[layer.name].dtype for layer in kept}
     swaps = [
-        Swap(one.name, display(one.name), None, DTYPES.get(dtype := dtypes[one.name], dtype), one.added, -one.error)
-        for one in found
+        Swap(
+            layer.name,
+            display(layer.name),
+            None,
+            DTYPES.get(dtype := dtypes[layer.name], dtype),
+            layer.added,
+            -layer.error,
+        )
+        for layer in kept
     ]
     return _sum_swaps(candidate, swaps, signal)
 
 
 def _make_swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
-    """Return the swap of a layer for another candidate's, if that has less error and both can stand alone."""
+    """Return the swap of a layer for another candidate's, if that has less error and both can be stored alone."""
     was, would_be = candidate.tensors[name], other.tensors[name]
     if would_be.error >= was.error or name in candidate.bound or name in other.bound:
         return None
@@ -368,6 +380,6 @@ def _make_swap(candidate: Rankable, other: Rankable, name: str) -> Swap | None:
 
 
 def _swap_key(swap: Swap) -> tuple[bool, float]:
-    """Return a sort key: swaps that cost no bytes first, by gain; then by gain per byte."""
+    """Return a sort key that orders swaps that add no bytes first, by gain, then all others by gain per byte."""
     costs = swap.bytes_change > 0
     return costs, swap.squared_error_change / (swap.bytes_change if costs else 1)

@@ -5,7 +5,7 @@
     re:blocks\\.1    a regular expression, searched in the full name
     !norm           any of these with ! in front: excludes what it matches
 
-Without a pattern that includes, all layers are included.
+If no pattern includes layers, all are included.
 """
 
 import fnmatch
@@ -18,7 +18,7 @@ from quanterr.errors import UsageError
 from quanterr.selection.roles import ALIASES, OTHER, ROLES, role_of
 from quanterr.util.text import display, listed
 
-NAMED = {role for role, _ in ROLES} | {OTHER}
+NAMED_ROLES = {role for role, _ in ROLES} | {OTHER}
 
 
 class LayerSelection:
@@ -45,11 +45,11 @@ class LayerSelection:
         return taken and not any(matches(name) for _, matches in self._left)
 
     def names(self, name: str) -> bool:
-        """Return whether the weight of this name is included explicitly; False if all patterns exclude."""
+        """Return whether a pattern includes the weight of this name; False if there are only excluding patterns."""
         return bool(self._taken) and self.takes(name)
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that each including pattern matches a name, and that any name is left to compare.
+        """Check that each including pattern matches a name, and that at least one name is selected.
 
         Raises:
             UsageError: a pattern matches no name (the message suggests the nearest), or no name is left.
@@ -78,7 +78,7 @@ class LayerSelection:
         names, messages = list(names), []
         for word in self._list_idle(names):
             group = ALIASES.get(word.removeprefix("!"), word.removeprefix("!"))
-            near = "" if group in NAMED else _suggest(word, names)  # files often lack a group, such as vae
+            near = "" if group in NAMED_ROLES else _suggest(word, names)  # a file may lack a role, such as vae
             messages.append(f'"{display(word)}" excludes nothing: no layer matches it{near}')
         return messages
 
@@ -86,18 +86,18 @@ class LayerSelection:
         return [word for word, matches in self._left if not any(map(matches, names))]
 
 
-@lru_cache(maxsize=64)  # options are copied, with the same patterns
+@lru_cache(maxsize=64)  # options are copied, so the same patterns occur several times
 def select(patterns: tuple[str, ...], exclude: tuple[str, ...] = ()) -> LayerSelection:
     """Return the selection of these patterns, as :class:`LayerSelection` makes it."""
     return LayerSelection(patterns, exclude)
 
 
 def _split(patterns: Iterable[str]) -> list[str]:
-    found = []
+    words = []
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-        is_regex = pattern.removeprefix("!").startswith("re:")  # its commas separate nothing
-        found += [pattern] if is_regex else [word.strip() for word in pattern.split(",")]
-    return found
+        is_regex = pattern.removeprefix("!").startswith("re:")  # commas belong to the expression
+        words += [pattern] if is_regex else [word.strip() for word in pattern.split(",")]
+    return words
 
 
 def _make_matcher(word: str) -> Callable[[str], bool]:
@@ -111,7 +111,7 @@ def _make_matcher(word: str) -> Callable[[str], bool]:
     if any(character in word for character in "*?["):
         return lambda name: fnmatch.fnmatchcase(name, word)
     role = ALIASES.get(word, word)
-    if role in NAMED:
+    if role in NAMED_ROLES:
         return lambda name: role_of(name) == role
     return lambda name: word in name
 
@@ -122,7 +122,7 @@ def _describe_no_match(word: str, names: list[str]) -> str:
 
 def _suggest(word: str, names: list[str]) -> str:
     components = {part for name in names for part in name.split(".") if not part.isdigit()}
-    near = get_close_matches(word.lstrip("!"), sorted(NAMED | ALIASES.keys() | components), n=9, cutoff=0.5)
+    near = get_close_matches(word.lstrip("!"), sorted(NAMED_ROLES | ALIASES.keys() | components), n=9, cutoff=0.5)
     near = [other for other in near if any(map(_make_matcher(other), names))][:3]
     if near:
         return f"; did you mean {', '.join(display(name) for name in near)}?"

@@ -1,6 +1,6 @@
-"""The role of a weight in its model, inferred from its name: it groups layers in the report and selects layers.
+"""The role of a weight in its model, inferred from its name, by which reports group layers and users select them.
 
-The first row of :data:`ROLES` that matches a component decides. Components are the parts of a name between dots.
+It is that of the first row of :data:`ROLES` that matches a component, which is a part of the name between dots.
 """
 
 import re
@@ -29,7 +29,7 @@ ROLES: tuple[tuple[str, str], ...] = (
         "attention",
         r".*attn\d?.*|.*attention|[qkv]_proj|o_proj|qkv|to_[qkv]|to_out|qkv_proj|wqkv|selfattention|encdecattention",
     ),
-    ("single_block", r"(?!)"),  # attention and MLP in one weight: role_of finds these
+    ("single_block", r"(?!)"),  # attention and MLP in one weight, which role_of recognizes
     ("convolution", r"conv(_in|_out|_shortcut|\d)?|(in|out)_layers|skip_connection|resnets|(down|up)samplers?"),
     ("head", r"lm_head|head|output|classifier|score|final_layer|proj_out"),
     ("embedding", r".*embe?d.*|wte|wpe|shared|.*embedder|patch_in|img_in|txt_in"),
@@ -46,7 +46,7 @@ ALIASES = {
     "text_encoders": "text_encoder",
 }
 
-MAX_DIGITS = 9  # digits of a block number
+MAX_DIGITS = 9  # maximum number of digits of a block number
 
 _COMPILED = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROLES)
 _SINGLE = re.compile(r"(^|\.)single_blocks\.\d+\.linear[12]\.")
@@ -65,11 +65,11 @@ def role_of(name: str) -> str:
     return _find_role(unify_numbers(name))
 
 
-@lru_cache(maxsize=1 << 12)  # the same in all blocks
+@lru_cache(maxsize=1 << 12)  # all blocks have the same names
 def _find_role(name: str) -> str:
     words = (part for part in name.split(".") if not part.isdecimal())
-    found = frozenset[str]().union(*map(_roles_of_component, words))
-    role = next((role for role, _ in ROLES if role in found), OTHER)
+    roles = frozenset[str]().union(*map(_roles_of_component, words))
+    role = next((role for role, _ in ROLES if role in roles), OTHER)
     if role == OTHER and _SINGLE.search(name):
         return "single_block"
     if role == "norm" and _ADAPTIVE.search(name):  # diffusers' name for the linear layer of an adaptive norm
@@ -78,7 +78,7 @@ def _find_role(name: str) -> str:
     return "mlp" if role == "head" and block_of(name) else role
 
 
-@lru_cache(maxsize=1 << 10)  # several steps ask for the weight they are at
+@lru_cache(maxsize=1 << 10)  # several steps call it for the same weight
 def unify_numbers(name: str) -> str:
     """Return a name with 0 for each numeric component, so that it is the same in all blocks and experts."""
     return _NUMBER.sub("0", name)
@@ -103,7 +103,7 @@ class Position(NamedTuple):
     module: str
 
 
-@lru_cache(maxsize=1 << 16)  # several parts of a page ask for it
+@lru_cache(maxsize=1 << 16)  # several parts of a page call it
 def place_of(name: str) -> Position | None:
     """Return the stack, block number and module of a weight; None outside all blocks.
 

@@ -1,1 +1,1 @@
-"""General helpers that every room uses: text, strict JSON, TOML files, processes, platform differences."""
+"""General helpers for all packages: text, strict JSON, TOML files, processes, platform differences."""

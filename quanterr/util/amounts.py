@@ -22,7 +22,7 @@ def parse_bytes(option: str, text: str, examples: str) -> float:
 
 
 def parse_amount(text: str) -> tuple[float, str]:
-    """Split a positive number from its unit, in lower case; return 0 and a question mark for anything else."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
-    amount = float(found[1]) if found else 0.0
-    return (amount, found[2]) if found and isfinite(amount) and amount > 0 else (0.0, "?")
+    """Return a positive number and its unit in lower case; 0 and a question mark for any other text."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*([a-z]*)", text.strip().lower())
+    amount = float(match[1]) if match else 0.0
+    return (amount, match[2]) if match and isfinite(amount) and amount > 0 else (0.0, "?")

@@ -1,4 +1,4 @@
-"""Arguments of the library's functions: their types are checked, and errors speak of them in Python's words."""
+"""Checks of the types of arguments of the library's functions, and errors that name arguments instead of options."""
 
 import inspect
 import os
@@ -14,7 +14,7 @@ from quanterr.util.text import display, with_article
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Options in an error message; the first group matches a proposed command, whose options stay as they are.
+# Options in an error message; the first group matches a proposed command, whose options are not changed.
 _FLAG = re.compile(r"(quanterr [a-z]+ )?--([a-z][a-z-]*[a-z])(?: (?:FILE(?:\.[a-z]+)?|FOLDER))?")
 WORDS: Mapping[Any, str] = {
     str: "a string",
@@ -25,16 +25,18 @@ WORDS: Mapping[Any, str] = {
     Mapping: "a state dict",
     Callable: "a function",
 }
-NUMBERS: Mapping[Any, type] = {int: Integral, float: Real}  # those of numpy are not subclasses of Python's
-LONG = 60  # characters of a value
+NUMBERS: Mapping[Any, type] = {
+    int: Integral,
+    float: Real,
+}  # abstract classes, as numpy's numbers are not subclasses of Python's
+MAX_VALUE_LENGTH = 60  # characters that are shown
 
 
 def public(function: Callable[P, R], names: Mapping[str, str] | None = None) -> Callable[P, R]:
-    """Return a function of the library that refuses arguments of a wrong type, in one line.
+    """Return a function of the library that refuses arguments of a wrong type with an error of one line.
 
-    Errors that the user can correct name arguments instead of the command line's options, and have the traceback of the
-    call. ``names`` are the long names of options, with ``_`` for ``-``, and the argument that each stands for; by
-    default those of the parameters.
+    Errors that the user can correct name arguments instead of options of the command line, and their traceback ends at
+    the call. ``names`` maps long names of options, with ``_`` for ``-``, to arguments; by default, both are equal.
     """
     signature = inspect.signature(function)
     words = names or {name: name for name in signature.parameters}
@@ -49,7 +51,7 @@ def public(function: Callable[P, R], names: Mapping[str, str] | None = None) -> 
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # which raises an error that names the function
+            return function(*args, **kwargs)  # raises an error that names the function
         try:
             check_types(given, hints)
             return function(*args, **kwargs)
@@ -61,7 +63,7 @@ def public(function: Callable[P, R], names: Mapping[str, str] | None = None) -> 
 
 
 def name_arguments(text: str, names: Mapping[str, str]) -> str:
-    """Return a text in which options of the command line are called as the arguments that ``names`` gives for them."""
+    """Return a text in which options of the command line are replaced by the arguments in ``names``."""
 
     def name(flag: re.Match[str]) -> str:
         return flag[0] if flag[1] else names.get(flag[2].replace("-", "_"), flag[0])
@@ -70,9 +72,9 @@ def name_arguments(text: str, names: Mapping[str, str]) -> str:
 
 
 def check_types(given: Mapping[str, object], hints: Mapping[str, Any]) -> None:
-    """Check values against the annotations of their names, if they have one; of several values, each.
+    """Check values against the annotations of their names, if there are any; each of several values is checked.
 
-    An annotation that is not evaluated, such as the name of a type in quotes, allows any value.
+    An annotation that is a string, such as the name of a type in quotes, allows any value.
 
     Raises:
         UsageError: a value has another type.
@@ -84,7 +86,7 @@ def check_types(given: Mapping[str, object], hints: Mapping[str, Any]) -> None:
 
 def _make_type_error(name: str, value: object, hint: Any) -> UsageError:
     wanted = _join(_list_words(hint))
-    several = ", or several" if any(get_origin(one) is Iterable for one in _list_choices(hint)) else ""
+    several = ", or several" if any(get_origin(choice) is Iterable for choice in _list_choices(hint)) else ""
     instead = "; for two tensors: quanterr.measure" if hasattr(value, "shape") and WORDS[Mapping] in wanted else ""
     return UsageError(f"{name}: expected {wanted}{several}; got {_describe(value, hint)}{instead}")
 
@@ -92,7 +94,7 @@ def _make_type_error(name: str, value: object, hint: Any) -> UsageError:
 def _fits(value: object, hint: Any) -> bool:
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
+        return any(_fits(value, choice) for choice in get_args(hint))
     if origin is Annotated:
         return _fits(value, get_args(hint)[0])
     if origin is Literal:
@@ -114,21 +116,21 @@ def _is_array(value: object) -> bool:
 
 
 def _list_choices(hint: Any) -> list[Any]:
-    """Return the types of which a value may have one."""
+    """Return the types that a value may have."""
     if get_origin(hint) is Annotated:
         return _list_choices(get_args(hint)[0])
     return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
 
 
 def _list_words(hint: Any) -> list[str]:
-    """Return the types of an annotation in words: a path is also given as a string, and None need not be given."""
+    """Return the types of an annotation in words; strings are omitted beside paths, and None is always omitted."""
     words: dict[str, None] = {}
-    for one in _list_choices(hint):
-        origin = get_origin(one) or one
+    for choice in _list_choices(hint):
+        origin = get_origin(choice) or choice
         if origin is Iterable:
-            words |= dict.fromkeys(_list_words(get_args(one)[0]))
+            words |= dict.fromkeys(_list_words(get_args(choice)[0]))
         elif origin is Literal:
-            words |= dict.fromkeys(map(repr, get_args(one)))
+            words |= dict.fromkeys(map(repr, get_args(choice)))
         elif origin is not NoneType:
             words[WORDS.get(origin) or with_article(origin.__name__)] = None
     if WORDS[os.PathLike] in words:
@@ -143,15 +145,15 @@ def _join(words: list[str]) -> str:
 def _describe(value: object, hint: Any) -> str:
     """Return a value with its type; of several values, the first that does not fit."""
     if isinstance(value, list | tuple):
-        items = next((get_args(one)[0] for one in _list_choices(hint) if get_origin(one) is Iterable), None)
+        items = next((get_args(choice)[0] for choice in _list_choices(hint) if get_origin(choice) is Iterable), None)
         wrong = [item for item in value if items is not None and not _fits(item, items)]
         if wrong:
             return _describe(wrong[0], None)
     if value is None:
         return "None"
-    kind = type(value).__name__
+    type_name = type(value).__name__
     if isinstance(value, Mapping):
-        return with_article(kind)
+        return with_article(type_name)
     if _is_array(value):
-        return f"{with_article(kind)} of shape {list(value.shape)}"  # type: ignore[attr-defined]
-    return f"{display(repr(value), LONG)}, {with_article(kind)}"
+        return f"{with_article(type_name)} of shape {list(value.shape)}"  # type: ignore[attr-defined]
+    return f"{display(repr(value), MAX_VALUE_LENGTH)}, {with_article(type_name)}"

@@ -1,4 +1,4 @@
-"""Atomic replacement of files: readers see the old file or the complete new one."""
+"""Atomic replacement of files, so that readers see either the old file or the complete new one."""
 
 import os
 import secrets
@@ -12,9 +12,9 @@ PRIVATE = 0o600
 
 @contextmanager
 def replace_atomically(path: Path, mode: int = PRIVATE) -> Iterator[IO[bytes]]:
-    """Yield a temporary binary file next to ``path`` that replaces it at the end; after an error nothing is left.
+    """Yield a temporary binary file next to ``path`` that replaces it at the end, or is removed after an error.
 
-    ``mode`` is the mode of the new file as for open(2), reduced by the umask.
+    ``mode`` is that of the new file as in open(2), reduced by the umask.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Work beside the main work, which it helps or watches: reading ahead, heartbeats."""
+"""Threads that help or watch the main thread, such as for reading ahead and heartbeats."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def run_beside(work: Callable[[threading.Event], object], patience: float | None = None) -> Iterator[None]:
-    """Run ``work`` in a thread during this context, at whose end the thread is waited for.
+    """Run ``work`` in a thread during this context, and wait for the thread at the end.
 
-    ``work`` takes an event that is set at the end of the context, and should then return. It is left alone if it does
-    not within ``patience`` seconds.
+    ``work`` takes an event that is set at the end of the context, and should then return. If it does not return within
+    ``patience`` seconds, the context ends anyway.
     """
     ended = threading.Event()
     thread = threading.Thread(target=work, args=[ended], daemon=True)

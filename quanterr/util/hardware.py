@@ -1,4 +1,4 @@
-"""Memory bandwidth of machines that models run on, from data sheets [GB/s = 10^9 bytes per second]."""
+"""Memory bandwidth of accelerators and computers, from data sheets [GB/s = 10^9 bytes per second]."""
 
 import re
 from difflib import get_close_matches
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from quanterr.errors import UsageError
 from quanterr.util.text import display
 
-# NVIDIA, AMD and Apple data sheets; for each name the variant with the largest memory (H100: SXM with 80 GB).
+# From data sheets of NVIDIA, AMD and Apple, for the variant of each with the largest memory (H100: SXM with 80 GB).
 BANDWIDTH = {
     "B200": 8000.0,
     "H200": 4800.0,
@@ -35,9 +35,9 @@ def bandwidth_of(given: str) -> tuple[str, float]:
     names = {name.lower(): name for name in BANDWIDTH}
     if name := names.get(given.strip().lower()):
         return name, BANDWIDTH[name]
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*(?:gb/s)?", given.strip().lower())
-    if found and float(found[1]) > 0:
-        return f"{float(found[1]):g} GB/s", float(found[1])
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*(?:gb/s)?", given.strip().lower())
+    if match and float(match[1]) > 0:
+        return f"{float(match[1]):g} GB/s", float(match[1])
     near = get_close_matches(given.lower(), names, n=1)
     hint = f"did you mean {names[near[0]]}?" if near else f"give GB/s, or one of {', '.join(BANDWIDTH)}"
     raise UsageError(f"--hardware {display(given)}: unknown; {hint}")

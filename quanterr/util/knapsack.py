@@ -1,11 +1,12 @@
-"""The multiple-choice knapsack: one item from each group, at the least total cost within a budget of bytes.
+"""The multiple-choice knapsack: one item from each group, at the minimum total cost within a budget of bytes.
 
     1  Find the lower convex hull of each group's items, and sort the steps on all hulls by their gain per byte.
-    2  Take steps while they fit. The result is optimal for the bytes that it uses. Taking the first step that does not
-       fit (the broken step) in part gives the linear relaxation: a bound that no solution can beat.
-    3  The broken step sets a price per byte, and so a reduced cost of each item: its cost beyond the best item of its
-       group at that price. An item whose reduced cost exceeds the gap between bound and solution cannot be in a better
-       solution. Search the combinations of the other items, and drop any that is worse in both bytes and cost.
+    2  Take steps while they fit. The result is optimal for the bytes that it uses. If the first step that does not fit
+       (the broken step) is taken in part, the result is the linear relaxation, whose cost is a lower bound.
+    3  The broken step determines a price per byte, and so a reduced cost of each item, which is its cost at that price
+       beyond the best item of its group. An item whose reduced cost exceeds the gap between bound and solution cannot
+       be in a better solution. Search the combinations of the other items, and drop those that are worse in bytes and
+       cost.
 
 Small instances are solved exactly, large ones to within the returned bound.
 
@@ -17,8 +18,8 @@ from itertools import accumulate, pairwise
 from math import fsum
 from typing import NamedTuple
 
-STATES = 2_000  # partial solutions kept at a time
-WORK = 500_000  # partial solutions examined in total
+MAX_STATES = 2_000  # maximum number of partial solutions that are kept
+MAX_WORK = 500_000  # maximum number of partial solutions that are examined
 
 
 class KnapsackItem(NamedTuple):
@@ -47,7 +48,7 @@ class _HullStep(NamedTuple):
 
 
 def solve(groups: Sequence[Sequence[KnapsackItem]], budget: float) -> Solution | None:
-    """Return the cheapest selection found within ``budget`` bytes; None if even the smallest items do not fit."""
+    """Return the cheapest selection that is found within ``budget`` bytes; None if the smallest items do not fit."""
     hulls = [_find_hull(choices) for choices in groups]
     picks = [hull[0] for hull in hulls]
     room = budget - fsum(groups[n][pick].nbytes for n, pick in enumerate(picks))
@@ -59,7 +60,9 @@ def solve(groups: Sequence[Sequence[KnapsackItem]], budget: float) -> Solution |
         return Solution(picks, used, cost, cost)
     price = 1 / broken.price if broken.price else 0.0  # cost per byte
     reduced = [[cost + price * nbytes for nbytes, cost in choices] for choices in groups]
-    bound = fsum(map(min, reduced)) - price * budget  # extra bytes are bought and unused bytes sold at this price
+    bound = (
+        fsum(map(min, reduced)) - price * budget
+    )  # as if further bytes could be bought, and unused ones sold, at this price
     _fill(groups, picks, budget - used)
     best, is_all = _search(groups, reduced, picks, price, bound, budget)
     cost, used = _sum_up(groups, best)
@@ -68,15 +71,15 @@ def solve(groups: Sequence[Sequence[KnapsackItem]], budget: float) -> Solution |
 
 def _find_hull(choices: Sequence[KnapsackItem]) -> list[int]:
     """Return the indices of the items on the lower convex hull, the smallest item first."""
-    found: list[int] = []
+    hull: list[int] = []
     for place in sorted(range(len(choices)), key=choices.__getitem__):
-        own = choices[place]
-        if found and own.cost >= choices[found[-1]].cost:
+        item = choices[place]
+        if hull and item.cost >= choices[hull[-1]].cost:
             continue
-        while len(found) > 1 and _is_above(choices[found[-2]], choices[found[-1]], own):
-            found.pop()
-        found.append(place)
-    return found
+        while len(hull) > 1 and _is_above(choices[hull[-2]], choices[hull[-1]], item):
+            hull.pop()
+        hull.append(place)
+    return hull
 
 
 def _is_above(first: KnapsackItem, middle: KnapsackItem, last: KnapsackItem) -> bool:
@@ -86,13 +89,13 @@ def _is_above(first: KnapsackItem, middle: KnapsackItem, last: KnapsackItem) -> 
 
 
 def _list_steps(groups: Sequence[Sequence[KnapsackItem]], hulls: Sequence[Sequence[int]]) -> list[_HullStep]:
-    found = []
+    steps = []
     for group, hull in enumerate(hulls):
         choices = groups[group]
         for place, to in pairwise(hull):
             nbytes = choices[to].nbytes - choices[place].nbytes
-            found.append(_HullStep(nbytes / (choices[place].cost - choices[to].cost), group, to, nbytes))
-    return found
+            steps.append(_HullStep(nbytes / (choices[place].cost - choices[to].cost), group, to, nbytes))
+    return steps
 
 
 def _take(
@@ -113,13 +116,13 @@ def _sum_up(groups: Sequence[Sequence[KnapsackItem]], picks: Sequence[int]) -> t
 
 
 def _fill(groups: Sequence[Sequence[KnapsackItem]], picks: list[int], room: float) -> None:
-    """Use the remaining bytes: upgrade groups to the cheapest item that fits, the largest gain first."""
+    """Use the remaining bytes by replacing items with the cheapest that fits, the largest gain first."""
     gains = []
     for group, choices in enumerate(groups):
-        own, most = choices[picks[group]], choices[picks[group]].nbytes + room
-        best = min((cost, place) for place, (nbytes, cost) in enumerate(choices) if nbytes <= most)
-        if best[0] < own.cost:
-            gains.append((best[0] - own.cost, group, best[1]))
+        chosen, max_bytes = choices[picks[group]], choices[picks[group]].nbytes + room
+        best = min((cost, place) for place, (nbytes, cost) in enumerate(choices) if nbytes <= max_bytes)
+        if best[0] < chosen.cost:
+            gains.append((best[0] - chosen.cost, group, best[1]))
     for _, group, place in sorted(gains):
         needed = groups[group][place].nbytes - groups[group][picks[group]].nbytes
         if needed <= room:
@@ -127,7 +130,7 @@ def _fill(groups: Sequence[Sequence[KnapsackItem]], picks: list[int], room: floa
 
 
 class _State(NamedTuple):
-    """A partial solution, as a linked list of changes to the items of least reduced cost, the latest change first."""
+    """A partial solution: a linked list of changes to the items with the smallest reduced cost, the latest first."""
 
     nbytes: float
     reduced: float
@@ -142,26 +145,26 @@ def _search(
     bound: float,
     budget: float,
 ) -> tuple[list[int], bool]:
-    """Return the best combination found, or ``picks`` if none is better; and whether it is proven optimal."""
-    least = [costs.index(min(costs)) for costs in reduced]
+    """Return the best combination that is found, or ``picks`` if none is better, and whether it is proved optimal."""
+    best_places = [costs.index(min(costs)) for costs in reduced]
     cost, _ = _sum_up(groups, picks)
     gap = cost - bound
     others: list[tuple[float, int, list[tuple[int, float, float]]]] = []
     for group, costs in enumerate(reduced):
-        own, choices = least[group], groups[group]
-        limit = costs[own] + gap
+        best_place, choices = best_places[group], groups[group]
+        limit = costs[best_place] + gap
         near = [
-            (place, choices[place].nbytes - choices[own].nbytes, price_of - costs[own])
+            (place, choices[place].nbytes - choices[best_place].nbytes, price_of - costs[best_place])
             for place, price_of in enumerate(costs)
-            if price_of < limit and place != own
+            if price_of < limit and place != best_place
         ]
         if near:
             others.append((min(change[2] for change in near), group, near))
-    _, used = _sum_up(groups, least)
+    _, used = _sum_up(groups, best_places)
     states, work, is_all = [_State(0.0, 0.0, None)], 0, True
     for _, group, near in sorted(others, key=lambda item: item[:2]):
         work += len(states) * (len(near) + 1)
-        if work > WORK:
+        if work > MAX_WORK:
             is_all = False
             break
         made = [
@@ -171,35 +174,35 @@ def _search(
             if state.reduced + reduced < gap
         ]
         states = _drop_dominated([*states, *made], price)
-        if len(states) > STATES:
-            states, is_all = sorted(states, key=lambda state: state.reduced)[:STATES], False
+        if len(states) > MAX_STATES:
+            states, is_all = sorted(states, key=lambda state: state.reduced)[:MAX_STATES], False
     room = budget - used
     fitting = [state for state in states if state.nbytes <= room]
     if not fitting:
         return picks, is_all
     best = min(fitting, key=lambda state: state.reduced - price * state.nbytes)
-    found = list(least)
+    combination = list(best_places)
     changes: tuple[int, int, object] | None = best.changes
     while changes is not None:
-        found[changes[0]] = changes[1]
+        combination[changes[0]] = changes[1]
         changes = changes[2]  # type: ignore[assignment] # a tuple like this, or None
-    return found if _sum_up(groups, found) < (cost, 0.0) else picks, is_all
+    return combination if _sum_up(groups, combination) < (cost, 0.0) else picks, is_all
 
 
 def _drop_dominated(states: list[_State], price: float) -> list[_State]:
     """Return the states that no other state beats in both bytes and cost."""
-    found: list[_State] = []
-    least = float("inf")
-    for state in sorted(states, key=lambda one: (one.nbytes, one.reduced - price * one.nbytes)):
+    kept: list[_State] = []
+    min_cost = float("inf")
+    for state in sorted(states, key=lambda each: (each.nbytes, each.reduced - price * each.nbytes)):
         cost = state.reduced - price * state.nbytes
-        if cost < least:
-            found.append(state)
-            least = cost
-    return found
+        if cost < min_cost:
+            kept.append(state)
+            min_cost = cost
+    return kept
 
 
 def trace_path(groups: Sequence[Sequence[KnapsackItem]]) -> list[KnapsackItem]:
-    """Return total bytes and cost after each hull step, from the smallest items on: the least cost for these bytes."""
+    """Return total bytes and cost after each hull step, from the smallest items on: the minimum for these bytes."""
     hulls = [_find_hull(choices) for choices in groups]
     picks = [hull[0] for hull in hulls]
     _, nbytes = _sum_up(groups, picks)
@@ -209,6 +212,6 @@ def trace_path(groups: Sequence[Sequence[KnapsackItem]]) -> list[KnapsackItem]:
         sizes.append(sizes[-1] + step.nbytes)
         picks[step.group] = step.to
     least, _ = _sum_up(groups, picks)
-    # Added up from the end: sums of positive numbers stay accurate, differences near 0 would be mostly roundings.
+    # Added up from the end, as sums of positive numbers are accurate, and differences near 0 would be mostly rounding.
     costs = list(accumulate(reversed(gains), initial=least))[::-1]
     return [KnapsackItem(*point) for point in zip(sizes, costs, strict=True)]

@@ -1,4 +1,4 @@
-"""Lack of memory: noticed before it ends the process, recognized in the errors of any library, and named in ours."""
+"""Lack of memory, which is checked before it can end the process, and recognized in the errors of all libraries."""
 
 import importlib
 import mmap
@@ -13,7 +13,7 @@ from quanterr.util.platform import allocate_pages, limit_of_memory
 from quanterr.util.text import display, size
 
 # Parts of the messages by which Python, the C library, C++ and torch report a lack of memory or threads.
-NO_MEMORY = (
+MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",  # Windows
     "Cannot allocate memory",
@@ -21,15 +21,15 @@ NO_MEMORY = (
     "failed to map segment",  # while loading a library
     "bad_alloc",
 )
-ROOM = 256 * 2**20  # bytes that a small comparison needs besides torch
-LOADING = 60  # limit for loading torch, in seconds of processor time; it usually takes 2 to 4
-THREAD_ROOM = 10 * 2**20  # bytes per thread: the usual stack of 8 MiB, and thread-local data
+MIN_FREE_BYTES = 256 * 2**20  # what a small comparison needs besides torch
+MAX_LOADING_SECONDS = 60  # of processor time for loading torch, which usually takes 2 to 4
+BYTES_PER_THREAD = 10 * 2**20  # the usual stack of 8 MiB, and thread-local data
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception of any kind means that the host or a device is out of memory."""
     kinds = isinstance(error, MemoryError) or _is_out_of_device_memory(error)
-    return kinds or any(description in str(error) for description in NO_MEMORY)
+    return kinds or any(description in str(error) for description in MEMORY_MESSAGES)
 
 
 def _is_out_of_device_memory(error: BaseException) -> bool:
@@ -47,7 +47,7 @@ def name_lack_of_memory(error: BaseException, name: str) -> BaseException:
 
 @contextmanager
 def device_memory() -> Iterator[None]:
-    """Raise ResourceError where a device runs out of memory: for work that cannot go on in smaller pieces."""
+    """Raise ResourceError if a device runs out of memory within the context, in work that cannot be cut into pieces."""
     try:
         yield
     except RuntimeError as error:  # torch's error is one
@@ -57,10 +57,10 @@ def device_memory() -> Iterator[None]:
 
 
 def require_memory(n_bytes: int) -> None:
-    """Check that ``n_bytes`` could be allocated, before a library in Rust allocates them: it would abort the process.
+    """Check that ``n_bytes`` can be allocated, before a library in Rust does so and would abort the process.
 
     Raises:
-        MemoryError: they could not.
+        MemoryError: they cannot.
     """
     try:
         allocate_pages(n_bytes).close()
@@ -71,20 +71,20 @@ def require_memory(n_bytes: int) -> None:
 def require_memory_for_threads(n: int) -> None:
     """Check that the address space has room for ``n`` threads, if it is limited.
 
-    A thread without room for its first objects never reports its start, so waiting for it hangs; without room for
+    A thread without memory for its first objects does not report its start, so waiting for it hangs; without memory for
     thread-local data, the loader ends the process with status 127.
 
     Raises:
-        OSError: it has not.
+        OSError: there is too little room.
     """
     if limit_of_memory() is not None:
-        mmap.mmap(-1, n * THREAD_ROOM).close()
+        mmap.mmap(-1, n * BYTES_PER_THREAD).close()
 
 
 def require_memory_for_torch() -> None:
     """Try to load torch in a child process if the address space is limited (``ulimit -v``).
 
-    A library that runs out of memory ends its process with any status; 1 would read as "a gate failed".
+    A library that runs out of memory ends its process with any status; 1 would be mistaken for "a gate failed".
 
     Raises:
         ResourceError: the limit is too low to load torch.
@@ -101,17 +101,17 @@ def require_memory_for_torch() -> None:
 
 
 def _load_torch_and_leave() -> NoReturn:
-    """End this process, with status 0 if torch can be loaded and leaves ``ROOM`` bytes.
+    """End this process, with status 0 if torch can be loaded and leaves ``MIN_FREE_BYTES``.
 
     Processor time is limited because an import without enough memory can loop forever.
     """
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CPU, (LOADING, LOADING))
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_LOADING_SECONDS, MAX_LOADING_SECONDS))
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         importlib.import_module("torch")
-        mmap.mmap(-1, ROOM).close()
+        mmap.mmap(-1, MIN_FREE_BYTES).close()
     except BaseException:  # the child must never return into the program
         os._exit(1)
     os._exit(0)

@@ -1,6 +1,6 @@
-"""Differences between Linux, macOS and Windows; no other module checks which system it runs on.
+"""Differences between Linux, macOS and Windows, so that no other module checks which system it runs on.
 
-Hints and safeguards are skipped on systems that lack them. Required functions have a substitute with the same result.
+Hints and safeguards are skipped on systems without them; functions that are required have a substitute there.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ _READING = os.O_RDONLY
 for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
     _READING |= getattr(os, _flag, 0)
 
-_MOST_FILES = 10_240  # open files at a time: macOS allows no more
-_SPARE_FILES = 32  # descriptors left for torch and other libraries
-_MOST_BYTES = 1 << 30  # bytes per ReadFile call, whose count is 32-bit
+_MAX_FILES = 10_240  # maximum number of open files on macOS
+_SPARE_FILES = 32  # number of descriptors for torch and other libraries
+_MAX_READ_BYTES = 1 << 30  # maximum size of a call of ReadFile, whose count has 32 bits
 _END_OF_FILE = 38  # ERROR_HANDLE_EOF of the Windows API
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # parameters of mallopt(3)
 _position = threading.Lock()
@@ -50,11 +50,11 @@ def open_for_reading(path: str | os.PathLike[str]) -> int:
 
 
 def raise_limit_of_files(descriptor: int) -> None:
-    """Raise the soft limit of open files when ``descriptor`` comes near it: every shard of a checkpoint stays open."""
+    """Raise the soft limit of open files if ``descriptor`` is near it, as every shard of a checkpoint stays open."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and descriptor + _SPARE_FILES >= soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
@@ -77,7 +77,7 @@ def read_at(descriptor: int, view: memoryview, offset: int) -> int:
 
 
 class _Overlapped(ctypes.Structure):
-    """The OVERLAPPED structure of the Windows API: the offset to read at."""
+    """The OVERLAPPED structure of the Windows API, which holds the offset to read from."""
 
     _fields_ = (
         ("internal", ctypes.c_size_t * 2),
@@ -88,12 +88,12 @@ class _Overlapped(ctypes.Structure):
 
 
 def _read_file(handle: int, view: memoryview, offset: int) -> int:
-    """Call ReadFile with an offset: threads and the compiled kernel share the file position, so it must not be used."""
+    """Call ReadFile with an offset, as the file position is shared by threads and the compiled kernel."""
     place = _Overlapped(low=offset & 0xFFFFFFFF, high=offset >> 32)
     room, n = (ctypes.c_char * len(view)).from_buffer(view), ctypes.c_uint32()
     windows: Any = ctypes
     read = windows.WinDLL("kernel32", use_last_error=True).ReadFile
-    most = ctypes.c_uint32(min(len(view), _MOST_BYTES))
+    most = ctypes.c_uint32(min(len(view), _MAX_READ_BYTES))
     if read(ctypes.c_void_p(handle), room, most, ctypes.byref(n), ctypes.byref(place)):
         return n.value
     if (error := windows.get_last_error()) == _END_OF_FILE:
@@ -113,7 +113,7 @@ def kernel_file(descriptor: int) -> int:
 def will_need(descriptor: int, offset: int, n: int) -> None:
     """Hint to the system that ``n`` bytes at ``offset`` will be read soon, unless they seem to be in memory already.
 
-    For a hint, the system looks up each page: 15 us per MiB even if all are in memory. Three samples take 3 us.
+    The hint takes 15 us per MiB even if all pages are in memory, as the system looks up each; three samples take 3 us.
     """
     if hasattr(os, "posix_fadvise") and not all(_is_in_memory(descriptor, offset + at) for at in (0, n // 2, n - 1)):
         with suppress(OSError):
@@ -124,7 +124,7 @@ def _is_in_memory(descriptor: int, offset: int) -> bool:
     """Return whether a byte can be read without waiting for a disk; False if that is unknown."""
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except (AttributeError, OSError):  # not Linux, or the file system cannot read without waiting
+    except (AttributeError, OSError):  # the system is not Linux, or the file system does not support it
         return False
 
 
@@ -193,7 +193,7 @@ def limit_of_memory() -> int | None:
 def give_back_memory() -> None:
     """Make glibc return freed memory to the system; call it after freeing much that will not be needed again.
 
-    Otherwise the process would keep the memory of the headers and names of 50,000 tensors until it exits.
+    Otherwise, the process would keep, for example, the memory of headers and names of 50,000 tensors until it exits.
     """
     if not WINDOWS and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
@@ -204,7 +204,7 @@ def keep_freed_memory(up_to: int, in_all: int) -> None:
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
-        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # free memory at the end of the heap goes back once it exceeds this
+        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # more free memory at the end of the heap is given back
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

@@ -1,4 +1,4 @@
-"""Threads that share tasks, each with its own buffers."""
+"""A pool of threads that share tasks and have buffers of their own."""
 
 import threading
 from collections import deque
@@ -12,7 +12,7 @@ Task = TypeVar("Task")
 Buffers = TypeVar("Buffers")
 Result = TypeVar("Result")
 
-TICK = 0.1  # seconds between two calls of ``on_wait``
+TICK_SECONDS = 0.1  # seconds between two calls of ``on_wait``
 
 
 @contextmanager
@@ -24,25 +24,26 @@ def map_in_threads(
     on_wait: Callable[[], None] | None = None,
     prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[Iterator[Result]]:
-    """Give the results of ``work(task, its thread's buffers)``, in the order of the tasks; a thread for each buffers.
+    """Yield the results of ``work(task, buffers)`` in the order of the tasks; each of ``buffers`` has its own thread.
 
-    Each thread calls ``prepare`` first. ``ahead`` limits the tasks that are begun before their results are taken, and
-    so the memory; None: all. ``on_wait`` is called while a result is awaited, ten times per second, and after it.
+    Each thread calls ``prepare`` first. ``ahead`` limits how many tasks are begun before their results are taken, to
+    limit the memory; None means all. ``on_wait`` is called ten times per second while a result is awaited, and after
+    it.
 
-    The first error of a task is raised in the place of a result, and no further task is begun; neither is any after the
-    context. Its end waits for those that are begun.
+    The first error of a task is raised in place of its result, and no further task is begun. The end of the context
+    cancels tasks that have not begun, and waits for the others.
     """
-    own, left, errors = threading.local(), list(buffers), list[BaseException]()
+    of_thread, left, errors = threading.local(), list(buffers), list[BaseException]()
 
     def prepare_thread() -> None:
         prepare()
-        own.buffers = left.pop()
+        of_thread.buffers = left.pop()
 
     def carry_out(task: Task) -> Result:
         if errors:
             raise errors[0]
         try:
-            return work(task, own.buffers)
+            return work(task, of_thread.buffers)
         except BaseException as error:
             errors.append(error)
             raise
@@ -55,12 +56,12 @@ def map_in_threads(
 
 
 def _take(begun: Iterator[Future[Result]], ahead: int | None, on_wait: Callable[[], None]) -> Iterator[Result]:
-    """Yield the results; at most ``ahead`` more tasks are begun meanwhile."""
+    """Yield the results, with at most ``ahead`` further tasks begun at any time."""
     waiting = deque(islice(begun, ahead))
     while waiting:
         waiting.extend(islice(begun, 1))
         first = waiting.popleft()
-        while not wait([first], TICK).done:
+        while not wait([first], TICK_SECONDS).done:
             on_wait()
         on_wait()
         yield first.result()

@@ -8,7 +8,7 @@ from quanterr.errors import UsageError
 
 
 class Process(NamedTuple):
-    """Process ``rank`` of ``world``, and process ``local_rank`` of the ``local_world`` on this machine; from 0."""
+    """Process ``rank`` of ``world``, which is ``local_rank`` of ``local_world`` on this machine; ranks count from 0."""
 
     rank: int
     world: int
@@ -16,15 +16,15 @@ class Process(NamedTuple):
     local_world: int
 
 
-# Environment variables of torchrun and of srun. srun binds each process to its own cores: it needs no local world.
+# Environment variables of torchrun and of srun, which binds processes to their cores, so no local world is needed.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
 
 
 def this_process(environment: Mapping[str, str] = os.environ) -> Process:
-    """Return the rank of this process from its environment; a process on its own is rank 0 of 1.
+    """Return the rank of this process from its environment; a single process is rank 0 of 1.
 
-    srun's variables count only where MASTER_ADDR is set, so that the processes can reach each other.
+    srun's variables are used only if MASTER_ADDR is set, as processes cannot reach each other otherwise.
 
     Raises:
         UsageError: a variable is not a whole number, or the variables contradict each other.
@@ -32,12 +32,12 @@ def this_process(environment: Mapping[str, str] = os.environ) -> Process:
     is_srun = "WORLD_SIZE" not in environment and "MASTER_ADDR" in environment and SRUN[1] in environment
     names = SRUN if is_srun else TORCHRUN
     try:
-        found = Process(*(int(environment.get(name, default)) for name, default in zip(names, "0101", strict=True)))
+        process = Process(*(int(environment.get(name, default)) for name, default in zip(names, "0101", strict=True)))
     except ValueError as error:
         raise UsageError(f"{', '.join(filter(None, names))} must be whole numbers: {error}") from error
-    if not 0 <= found.rank < found.world:
-        raise UsageError(f"{names[0]} {found.rank} is not below {names[1]} {found.world}")
-    return found
+    if not 0 <= process.rank < process.world:
+        raise UsageError(f"{names[0]} {process.rank} is not below {names[1]} {process.world}")
+    return process
 
 
 def count_unconnected_tasks(environment: Mapping[str, str] = os.environ) -> int:

@@ -1,8 +1,8 @@
 """The key-value store that the ranks of a run share, and heartbeats that detect a dead rank.
 
-No rank waits forever: each one sends heartbeats, and a rank that fails or falls silent ends all others. The store is
-reached at MASTER_ADDR alone. gloo's collectives need more: every node must be reached at the address that its own name
-resolves to, often 127.0.0.1, and their timeout cannot distinguish a dead rank from one that computes or waits.
+No rank waits forever: all send heartbeats, and if a rank fails or stops sending them, the others end. Only MASTER_ADDR
+must be reachable, for the store. gloo's collectives are not used: with them, every node must be reachable at the
+address to which its own name resolves, often 127.0.0.1, and a timeout does not distinguish a dead rank from a busy one.
 """
 
 import json
@@ -23,13 +23,13 @@ from quanterr.util.processes import Process, this_process
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
-BEAT = 1.0  # seconds between two heartbeats
-SILENCE = 12.0  # seconds without a heartbeat after which a rank counts as dead
-START = 120.0  # seconds after its own start within which a rank has to see all others: a busy node imports slowly
-GOODBYE = 5.0  # seconds that rank 0 waits for the others at the end
-LOOK = 0.05  # seconds between two polls of the store
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats
+MAX_SILENCE_SECONDS = 12.0  # a rank without a heartbeat for longer counts as dead
+MAX_START_SECONDS = 120.0  # within which a rank must see all others; long, as a busy node imports slowly
+GOODBYE_SECONDS = 5.0  # that rank 0 waits for the others at the end
+POLL_SECONDS = 0.05  # between two polls of the store
 
-_runs = count()  # numbers the runs: all ranks start the same runs in the same order
+_runs = count()  # numbers the runs, which all ranks start in the same order
 
 
 @cache
@@ -41,37 +41,39 @@ def _open_store(process: Process) -> Any:
     """
     from torch.distributed.rendezvous import rendezvous
 
-    deadline = time.monotonic() + START
-    own = f"rank {process.rank} of {process.world}"
+    deadline = time.monotonic() + MAX_START_SECONDS
+    this_rank = f"rank {process.rank} of {process.world}"
     if process.rank:
-        _wait_for_rank_0(own, deadline)
+        _wait_for_rank_0(this_rank, deadline)
     try:
         limit = timedelta(seconds=max(deadline - time.monotonic(), 1))
         store, _, _ = next(rendezvous("env://", process.rank, process.world, timeout=limit))
     except (RuntimeError, ValueError) as error:
         reason = display(str(error).partition("\n")[0], 300)
-        raise ResourceError(f"{own}: the other ranks cannot be reached: {reason}") from error
+        raise ResourceError(f"{this_rank}: the other ranks cannot be reached: {reason}") from error
     return store
 
 
-def _wait_for_rank_0(own: str, deadline: float) -> None:
-    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT: torch would wait the full timeout for IPv6, then for IPv4.
+def _wait_for_rank_0(this_rank: str, deadline: float) -> None:
+    """Wait until rank 0 listens at MASTER_ADDR:MASTER_PORT, as torch would wait the full timeout for IPv6 before IPv4.
 
     Raises:
-        ResourceError: nothing listens there within :data:`START` seconds.
+        ResourceError: nothing listens there within :data:`MAX_START_SECONDS`.
     """
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal():
         return  # torch's own error names the missing variable
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), LOOK)).close()
+            socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), POLL_SECONDS)).close()
             return
         except OSError as error:
             if time.monotonic() >= deadline:
                 where = display(f"{host}:{port}")
-                raise ResourceError(f"{own}: nothing listened at {where} within {START:.0f} s: {error}") from error
-        time.sleep(LOOK)
+                raise ResourceError(
+                    f"{this_rank}: nothing listened at {where} within {MAX_START_SECONDS:.0f} s: {error}"
+                ) from error
+        time.sleep(POLL_SECONDS)
 
 
 class RankFailure(QuanterrError):
@@ -95,10 +97,10 @@ class RankGroup:
         from torch.distributed.distributed_c10d import PrefixStore
 
         self.rank, self.world = process.rank, process.world
-        self._stop, self._deadline = stop, time.monotonic() + START
+        self._stop, self._deadline = stop, time.monotonic() + MAX_START_SECONDS
         self._store: Any = PrefixStore(f"quanterr/{next(_runs)}", _open_store(process))
         self._failure: QuanterrError | None = None
-        self._heard: dict[int, tuple[int, float]] = {}  # rank → count of its heartbeats, and when it last rose
+        self._heard: dict[int, tuple[int, float]] = {}  # rank → number of its heartbeats, and when it last increased
         with self._guard_store():
             self._store.add(f"beat/{self.rank}", 1)
 
@@ -109,16 +111,18 @@ class RankGroup:
             QuanterrError: a rank differs, or does not join in time.
         """
         text = json.dumps(run)
-        own = json.loads(text)
+        settings = json.loads(text)
         self.set(f"run/{self.rank}", text.encode())
         for other in range(self.world):
             while not self.has(f"run/{other}"):
                 self.check()
                 if time.monotonic() > self._deadline:
-                    raise self.report_failure(ResourceError(f"rank {other} did not join within {START:.0f} s"))
-                time.sleep(LOOK)
+                    raise self.report_failure(
+                        ResourceError(f"rank {other} did not join within {MAX_START_SECONDS:.0f} s")
+                    )
+                time.sleep(POLL_SECONDS)
             theirs = json.loads(self.get(f"run/{other}"))
-            differs = [key for key in own if own[key] != theirs.get(key)]
+            differs = [key for key in settings if settings[key] != theirs.get(key)]
             if differs:
                 raise self.report_failure(
                     UsageError(f"rank {other} differs from rank {self.rank} in {', '.join(differs)}")
@@ -131,9 +135,9 @@ class RankGroup:
 
     @contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Wrap a whole run, in which heartbeats are sent: an error on this rank ends the other ranks too."""
+        """Send heartbeats during a whole run, in which an error on this rank also ends the other ranks."""
         try:
-            with run_beside(self._beat, 2 * BEAT):
+            with run_beside(self._beat, 2 * HEARTBEAT_SECONDS):
                 yield
         except ElsewhereError:
             raise
@@ -144,19 +148,19 @@ class RankGroup:
                 self.say_goodbye()
 
     def leave(self) -> None:
-        """On a rank other than 0: wait until rank 0 has everything it needs, then end.
+        """Wait, on a rank other than 0, until rank 0 has all results, then end.
 
         Raises:
             ElsewhereError: always, as only rank 0 has the result.
         """
         while not self.has("end"):
             self.check()
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         self.say_goodbye()
         raise ElsewhereError(Status.OK)
 
     def gather(self, pack: Callable[[], bytes]) -> Iterator[bytes]:
-        """On rank 0: yield the result of each other rank. On these: hand over what ``pack`` returns, and end.
+        """Yield, on rank 0, the result of each other rank; on the others, send the result of ``pack``, and end.
 
         Raises:
             ElsewhereError: this is not rank 0, which has all results.
@@ -168,12 +172,12 @@ class RankGroup:
         for other in range(1, self.world):
             while not self.has(key := f"found/{other}"):
                 self.check()
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
             yield self.get(key)
             self.delete(key)
 
     def end(self) -> None:
-        """On rank 0: let the other ranks end."""
+        """Let the other ranks end; called on rank 0."""
         self.set("end", b"1")
         self.say_goodbye()
 
@@ -183,9 +187,9 @@ class RankGroup:
             if self.rank:
                 self._store.set(f"bye/{self.rank}", b"1")
                 return
-            deadline = time.monotonic() + GOODBYE
+            deadline = time.monotonic() + GOODBYE_SECONDS
             while time.monotonic() < deadline and not self._store.check([f"bye/{n}" for n in range(1, self.world)]):
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value that all ranks can read."""
@@ -220,7 +224,7 @@ class RankGroup:
             raise self.report_failure(ResourceError("rank 0 does not respond: its store is gone")) from error
 
     def report_failure(self, error: QuanterrError) -> QuanterrError:
-        """Report an error to the other ranks, and return the error to raise here: only one rank prints it."""
+        """Report an error to the other ranks, and return the error to raise on this one, as only one rank prints it."""
         if self._failure is None:
             message = str(error) if self.rank == 0 else f"rank {self.rank}: {error}"
             try:
@@ -239,21 +243,21 @@ class RankGroup:
         self._stop.set()
 
     def _beat(self, ended: threading.Event) -> None:
-        """Send heartbeats, and watch the other ranks' heartbeats and errors."""
+        """Send heartbeats, and watch for errors of other ranks and for missing heartbeats."""
         others = range(1, self.world) if self.rank == 0 else (0,)
-        while not ended.wait(BEAT):
+        while not ended.wait(HEARTBEAT_SECONDS):
             try:
                 self._store.add(f"beat/{self.rank}", 1)
                 if self._store.check(["error"]):
-                    found = json.loads(self._store.get("error"))
-                    return self._give_up(RankFailure(found["message"], Status(found["status"])))
+                    error = json.loads(self._store.get("error"))
+                    return self._give_up(RankFailure(error["message"], Status(error["status"])))
                 silent = next((other for other in others if self._is_silent(other)), None)
             except RuntimeError:
                 if not ended.is_set():
                     self._give_up(ResourceError("rank 0 does not respond: its store is gone"))
                 return None
             if silent is not None:
-                self.report_failure(ResourceError(f"rank {silent} has not responded for {SILENCE:.0f} s"))
+                self.report_failure(ResourceError(f"rank {silent} has not responded for {MAX_SILENCE_SECONDS:.0f} s"))
                 return None
         return None
 
@@ -263,7 +267,9 @@ class RankGroup:
         before, since = self._heard.get(other, (0, now))
         if beats != before:
             self._heard[other] = beats, now
-        return bool(beats and beats == before and now - since > SILENCE and not self._store.check([f"bye/{other}"]))
+        return bool(
+            beats and beats == before and now - since > MAX_SILENCE_SECONDS and not self._store.check([f"bye/{other}"])
+        )
 
 
 @contextmanager

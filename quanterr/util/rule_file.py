@@ -1,4 +1,4 @@
-"""Strict reading of rules from a TOML file: a schema number, then ``[[rule]]`` tables. Conditions stay text here.
+"""Strict reading of rules from a TOML file: a schema number, then ``[[rule]]`` tables. Conditions are not parsed here.
 
 schema = 1
 
@@ -49,17 +49,17 @@ def read_rule_tables(path: str | os.PathLike[str], name: str, known: tuple[str, 
     tables = _pick_tables(fields, "rule", name)
     lines = [text.count("\n", 0, match.start()) + 1 for match in _RULE.finditer(text)]
     places = [f"{name}:{line}" for line in lines] if len(lines) == len(tables) else [name] * len(tables)
-    found = [RuleTable(table, place) for table, place in zip(tables, places, strict=True)]
-    for table in found:
+    rules = [RuleTable(table, place) for table, place in zip(tables, places, strict=True)]
+    for table in rules:
         _check(table, known)
-    return found
+    return rules
 
 
 def read_tables(path: str | os.PathLike[str], name: str, key: str) -> list[JsonObject]:
     """Return the tables ``[[key]]`` of a file, as they are written; errors call the file ``name``.
 
     Raises:
-        UsageError: the file is unreadable or is not TOML, or the key is written otherwise.
+        UsageError: the file is unreadable or is not TOML, or the key is not such a list of tables.
     """
     return _pick_tables(read_toml(Path(path), name)[1], key, name)
 
@@ -78,8 +78,8 @@ def _check(table: RuleTable, known: tuple[str, ...]) -> None:
     _check_keys(table.fields, known, table.where)
     for key, choices in CHOICES.items():
         if table.fields.get(key, choices[0]) not in choices:
-            found = show_value(table.fields[key])
-            raise UsageError(f"{table.where}: {key} must be one of {', '.join(choices)}, not {found}")
+            shown = show_value(table.fields[key])
+            raise UsageError(f"{table.where}: {key} must be one of {', '.join(choices)}, not {shown}")
     if not isinstance(table.fields.get("reason", ""), str):
         raise UsageError(f"{table.where}: reason must be a string, not {show_value(table.fields['reason'])}")
 

@@ -1,4 +1,4 @@
-"""Safe reading of small files: regular files of limited size only."""
+"""Safe reading of small files, which must be regular files of limited size."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from quanterr.util.platform import open_for_reading
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """Read a whole regular file; a FIFO or a device is refused at once, so reading never blocks or runs forever.
+    """Read a whole regular file; a FIFO or a device, from which reading could block or never end, is refused.
 
     Raises:
         OSError: the file is missing or unreadable.

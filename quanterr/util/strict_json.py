@@ -1,4 +1,4 @@
-"""Strict parsing of untrusted JSON: no duplicate keys, no huge numbers, no NaN."""
+"""Strict parsing of untrusted JSON, which refuses duplicate keys, huge numbers and NaN."""
 
 import json
 from collections.abc import Mapping
@@ -56,25 +56,25 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
 
 
 def dumps(value: object, indent: int | None = None) -> str:
-    """Return ASCII JSON without NaN that is safe to print on a CI runner."""
+    """Return ASCII JSON without NaN that CI runners do not mistake for commands."""
     text = json.dumps(value, allow_nan=False, indent=indent)
-    return text.replace("##", r"#\u0023")  # no CI runner takes it for a command (text.COMMAND)
+    return text.replace("##", r"#\u0023")  # otherwise a CI runner could take it for a command (text.COMMAND)
 
 
 def as_object(value: object) -> JsonObject:
-    """Return ``value`` if it is a JSON object, else an empty object."""
+    """Return ``value`` if it is a JSON object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> JsonObject:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise DuplicateKey(key)
             seen.add(key)
-    return found
+    return fields
 
 
 def _integer(digits: str) -> int:

@@ -1,8 +1,8 @@
-"""Student's t distribution: p-values of t, and t for a p-value."""
+"""Student's t distribution: the p-value of a t, and the t of a p-value."""
 
 from math import atan, cos, pi, sin, sqrt, tan
 
-TURNS = 60  # steps of a bisection: they find an angle to the last bit of a double
+BISECTIONS = 60  # steps, which find an angle to the last bit of a float64
 
 
 def compute_p_value(t: float, freedom: int) -> float:
@@ -26,7 +26,7 @@ def compute_p_value(t: float, freedom: int) -> float:
 def find_t(p: float, freedom: int) -> float:
     """Return t for a two-sided p-value in (0, 1), by bisection of the angle atan(t / sqrt(freedom))."""
     low, high = 0.0, pi / 2
-    for _ in range(TURNS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         if compute_p_value(sqrt(freedom) * tan(middle), freedom) > p:
             low = middle

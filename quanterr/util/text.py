@@ -1,4 +1,4 @@
-"""Text for people: escaping of untrusted names, formatting of sizes, counts and numbers."""
+"""Text for users: escaping of untrusted names, and formatting of sizes, counts and numbers."""
 
 import re
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ def display(name: str, limit: int = MAX_SHOWN) -> str:
     command. The middle of a name longer than ``limit`` characters is left out.
     """
     if 0 < len(name) <= limit and "::" not in name and "##" not in name and name.isprintable():
-        return name  # nearly every name
-    if len(name) > 2 * limit:  # skip escaping the part that is left out
+        return name  # the usual case
+    if len(name) > 2 * limit:  # the part that is left out need not be escaped
         name = name[:limit] + name[-limit:]
     shown = name if name.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in name)
     if shown.lstrip().startswith(LINE_COMMAND):
@@ -36,12 +36,12 @@ def display(name: str, limit: int = MAX_SHOWN) -> str:
 
 
 def quote(text: str) -> str:
-    """Return text in quotation marks, which show the spaces at its ends."""
+    """Return text in quotation marks, which make spaces at its ends visible."""
     return f'"{text}"'
 
 
 def escape_commands(line: str) -> str:
-    """Escape the CI runner commands inside a line; a ``::`` at its beginning stays."""
+    """Escape the commands of CI runners inside a line, but not ``::`` at its beginning."""
     return COMMAND.sub(r"\\x23#", line) if "##" in line else line
 
 
@@ -74,7 +74,7 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
 
 
 def cut_prefix(names: Sequence[str]) -> tuple[list[str], str]:
-    """Return names without the words that all of them begin with, and these words; each name keeps something."""
+    """Return names without the words with which all begin, and these words; no name becomes empty."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     same = "".join(letters[0] for letters in alike) if len(names) > 1 else ""
     while same and (same[-1] not in "-./ " or same in names):
@@ -91,9 +91,9 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.2f} TiB"
 
 
-def count(n: int, one: str, many: str | None = None) -> str:
+def count(n: int, singular: str, plural: str | None = None) -> str:
     """Format a count with its noun: ``1 tensor``, ``1,204 tensors``."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
+    return f"{n:,} {singular if n == 1 else plural or singular + 's'}"
 
 
 def with_article(noun: str) -> str:
@@ -102,7 +102,7 @@ def with_article(noun: str) -> str:
 
 
 def format_decisive(value: float, limit: float | None = None) -> str:
-    """Format a number with five digits, ``31.545``, or with as many as keep it on the same side of ``limit``."""
+    """Format a number with five digits, ``31.545``, or with so many that it stays on the same side of ``limit``."""
     for digits in range(5, 18):
         shown = float(f"{value:.{digits}g}")
         if limit is None or (shown > limit, shown < limit) == (value > limit, value < limit):
@@ -116,6 +116,6 @@ def format_exact(value: float) -> str:
 
 
 def named_path(given: str) -> tuple[str, str]:
-    """Split ``prose=a.txt`` into name and path; the name is empty without ``=``, or if the whole names a file."""
+    """Split ``prose=a.txt`` into name and path; the name is empty without ``=``, or if a file has the whole name."""
     name, sign, path = given.partition("=")
     return (name, path) if name and sign and not exists(given) else ("", given)

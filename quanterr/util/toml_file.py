@@ -1,4 +1,4 @@
-"""Reading of the user's TOML files."""
+"""Reading of TOML files that users write."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from quanterr.util.small_file import read_small
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
-MAX_TOML = 2**20
+MAX_TOML_BYTES = 2**20
 
 
 def read_toml(path: Path, where: str) -> tuple[str, JsonObject]:
@@ -17,10 +17,10 @@ def read_toml(path: Path, where: str) -> tuple[str, JsonObject]:
         FileNotFoundError: the file does not exist.
         UsageError: the file is unreadable, not a regular file of at most 1 MiB, or not TOML.
     """
-    import tomllib  # most runs read no such file
+    import tomllib  # imported here, as most runs read no such file
 
     try:
-        text = read_small(path, MAX_TOML).decode()
+        text = read_small(path, MAX_TOML_BYTES).decode()
         return text, tomllib.loads(text)
     except FileNotFoundError:
         raise

@@ -1,7 +1,7 @@
-"""Retries of failed requests, and waits for as long as a rate-limited host asks.
+"""Retries of failed requests, and waiting for as long as a host that limits requests asks.
 
-A host that limits the rate of requests often states how long to wait. All threads that use the host then wait, and one
-warning of the logger ``quanterr`` reports it; without a handler, Python prints the warning on stderr.
+A host that limits the rate of requests often states how long to wait. Then all threads that use the host wait, and the
+logger ``quanterr`` reports it with one warning; without a handler, Python prints the warning on stderr.
 """
 
 import logging
@@ -19,14 +19,14 @@ Answer = TypeVar("Answer")
 ATTEMPTS = 6
 WAIT = 0.2  # seconds before the second attempt, then four times as long before each further one
 LONGEST_WAIT = 10.0  # maximum seconds between two attempts
-LONGEST_TOLD = 600.0  # longest wait in seconds that a host may ask for: the hub limits requests per 300 seconds
-WORTH_TELLING = 2.0  # seconds: shorter waits are not reported
-TICK = 0.1  # seconds between two checks of whether to go on waiting
+MAX_REQUESTED_WAIT = 600.0  # seconds that a host may ask for; the hub limits requests per 300 seconds
+MIN_REPORTED_WAIT = 2.0  # seconds: shorter waits are not reported
+TICK_SECONDS = 0.1  # between two checks of whether to continue waiting
 
 notices = logging.getLogger("quanterr")
 
 _lock = threading.Lock()
-_free_at: dict[str, float] = {}  # host → time.monotonic() from which it may be asked again
+_free_at: dict[str, float] = {}  # host → value of time.monotonic() from which requests are allowed again
 _stopped: list[Callable[[], bool]] = []
 
 
@@ -61,12 +61,12 @@ def retry(where: str, ask: Callable[[], Answer]) -> Answer:
 
 
 def handle_busy_host(host: str, seconds: float | None, reason: str) -> Exception:
-    """Return the error to raise after a rate-limited answer; all requests to the host now wait ``seconds``."""
+    """Let all requests to a host wait for ``seconds``, after it refused one, and return the error to raise."""
     if seconds is None:
         return RetryableError(reason, host)
-    if seconds > LONGEST_TOLD:
+    if seconds > MAX_REQUESTED_WAIT:
         return ResourceError(
-            f"{host}: {reason}: asks to wait {seconds:.0f} s, longer than the limit of {LONGEST_TOLD:.0f} s; "
+            f"{host}: {reason}: asks to wait {seconds:.0f} s, longer than the limit of {MAX_REQUESTED_WAIT:.0f} s; "
             "run again later"
         )
     _block_host(host, seconds, reason)
@@ -85,7 +85,7 @@ def wait_for(host: str) -> None:
 
 @contextmanager
 def allow_stop(stopped: Callable[[], bool]) -> Iterator[None]:
-    """Let waits end early within this context, once the ``stopped`` functions of all active contexts return True."""
+    """Within this context, end waits early if the ``stopped`` functions of all active contexts return True."""
     _stopped.append(stopped)
     try:
         yield
@@ -98,7 +98,7 @@ def _block_host(host: str, seconds: float, reason: str) -> None:
     with _lock:
         before, until = _free_at.get(host, 0.0), time.monotonic() + seconds
         _free_at[host] = max(before, until)
-    if seconds >= WORTH_TELLING and until > before + 1:
+    if seconds >= MIN_REPORTED_WAIT and until > before + 1:
         then = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
         notices.warning("%s: %s: waits %.0f s, until %s", display(host), reason, seconds, then)
 
@@ -107,4 +107,4 @@ def _sleep_until(where: str, until: float) -> None:
     while (left := until - time.monotonic()) > 0:
         if _stopped and all(stopped() for stopped in list(_stopped)):
             raise Interrupted(f"interrupted while waiting for {display(where)}")
-        time.sleep(min(left, TICK))
+        time.sleep(min(left, TICK_SECONDS))

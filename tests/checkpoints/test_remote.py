@@ -347,7 +347,7 @@ class TestWaits:
     def test_waits_are_reported_unless_quiet(self, server, folder, quiet):
         refused = iter([True])
         server.faults.append(lambda h, *_: next(refused, False) and (h.refuse(429, Retry_After="0") or True))
-        before = "from quanterr.util import waiting; waiting.WORTH_TELLING, waiting.WAIT = 0, 0.001"
+        before = "from quanterr.util import waiting; waiting.MIN_REPORTED_WAIT, waiting.WAIT = 0, 0.001"
         words = ["compare", folder, f"{server.url}/fp8.safetensors", "--device", "cpu", *(["-q"] if quiet else [])]
         done = call(*words, before=before)
 

@@ -64,7 +64,7 @@ def environment(rank, world, port):
 
 def start_within(seconds):
     """Return Python that makes ranks wait no longer for one that was killed before they met."""
-    return f"from quanterr.util import rank_group; rank_group.START = {seconds:.1f}\n"
+    return f"from quanterr.util import rank_group; rank_group.MAX_START_SECONDS = {seconds:.1f}\n"
 
 
 def run(world, *words, cwd, before=""):

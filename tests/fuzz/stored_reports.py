@@ -14,7 +14,7 @@ from support.stored import original, quantized, write
 import quanterr
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
-from quanterr.differences.making import METRICS
+from quanterr.differences.making import LAYER_FIELDS
 from quanterr.differences.making import diff_reports as diff
 from quanterr.documents.checksum import KEY as CHECKSUM
 from quanterr.documents.comparison import LISTS
@@ -191,7 +191,7 @@ def check(raw: bytes) -> str:
         return outcome
     path = folder() / "report.json"
     try:
-        read = [read_report(path, METRICS) for _ in range(2)]
+        read = [read_report(path, LAYER_FIELDS) for _ in range(2)]
         shown = io.StringIO()
         show_view(diff(*read, ("a", "b")).view(3), console(shown))
         for line in shown.getvalue().splitlines():

@@ -6,7 +6,7 @@ This module also makes its CSV rows and JUnit tests.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from quanterr.advice.kept_layers import FEW
+from quanterr.advice.kept_layers import MAX_PROPOSED
 from quanterr.documents.gate_results import list_reasons
 from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.metrics.scores import Score, collect_scores
@@ -410,7 +410,7 @@ def _swaps(swaps: Swaps, ranking: Ranking, top: int) -> Table:
         f"{_format_percent(swaps.bytes_change, own.bytes or 1)} bytes, "
         f"{_format_percent(swaps.squared_error_change, error)} squared error, {_format_snr_of(own)} -> {after}"
     )
-    shown = sorted(swaps.layers[: max(top, FEW)], key=lambda swap: swap.squared_error_change)
+    shown = sorted(swaps.layers[: max(top, MAX_PROPOSED)], key=lambda swap: swap.squared_error_change)
     rows = [
         [
             LayerName(swap.layer_name),
