@@ -390,18 +390,21 @@ TORCHAO_DTYPE = re.compile(r"(u?int|float)(\d)")  # of the codes
 def _read_torchao_config(chosen: JsonFields, key: str, entry: str = "") -> Scheme:
     if not chosen:
         return Scheme(key, entry, is_quantized=False)
-    said, fields = chosen.get("quant_type"), as_object(chosen.get("_data"))  # older versions name the class alone
+    quant_type, fields = (
+        chosen.get("quant_type"),
+        as_object(chosen.get("_data")),
+    )  # older versions store only the name of the class
     dtype = as_object(fields.get("weight_dtype")).get("_data")
     match = TORCHAO_DTYPE.match(str(dtype)) or TORCHAO_TYPE.search(
-        said if isinstance(said, str) else str(chosen.get("_type"))
+        quant_type if isinstance(quant_type, str) else str(chosen.get("_type"))
     )
     number = "" if match is None else "float" if match[1].lower().endswith("float") else "int"
     return Scheme(key, entry, True, int(match[2]) if match else None, number, fields=chosen)
 
 
 def _read_torchao(config: JsonFields) -> Rules:
-    said = config.get("quant_type")
-    chosen = as_object(said)
+    quant_type = config.get("quant_type")
+    chosen = as_object(quant_type)
     chosen = as_object(chosen.get("default", chosen))
     fields = as_object(chosen.get("_data"))
     by_name = as_object(fields.get("fqn_to_config") or fields.get("module_fqn_to_config"))
@@ -411,7 +414,7 @@ def _read_torchao(config: JsonFields) -> Rules:
 
     def find(module: str) -> Scheme | None:
         if not by_name:
-            return _read_torchao_config(chosen if isinstance(said, dict) else config, "quant_type")
+            return _read_torchao_config(chosen if isinstance(quant_type, dict) else config, "quant_type")
         for name in (module + WEIGHT, module):
             for entries in (names, patterns):
                 if (entry := entries.find(name)) is not None:
@@ -493,11 +496,11 @@ EXCLUSION_KEYS = (
 )
 
 
-def _keys(text: str) -> frozenset[str]:
+def _split_keys(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-GPTQ_METHODS = _keys("gptq gptq_v2 gptq_marlin gptqmodel marlin gptq_bitblas bitblas")
+GPTQ_METHODS = _split_keys("gptq gptq_v2 gptq_marlin gptqmodel marlin gptq_bitblas bitblas")
 PROGRAMS: Mapping[str, Program] = {
     program.name: program
     for program in (
@@ -505,7 +508,7 @@ PROGRAMS: Mapping[str, Program] = {
             "ModelOpt",
             lambda method, config: method.startswith("modelopt") or not config.keys().isdisjoint(MODELOPT_KEYS),
             _read_modelopt,
-            _keys("quantized_layers exclude_modules ignore config_groups"),
+            _split_keys("quantized_layers exclude_modules ignore config_groups"),
             lists_exclusions=True,
             leaves_head=False,
         ),
@@ -513,7 +516,7 @@ PROGRAMS: Mapping[str, Program] = {
             "Quark",
             lambda method, _: method == "quark",
             _read_quark,
-            _keys("global_quant_config layer_quant_config layer_type_quant_config exclude"),
+            _split_keys("global_quant_config layer_quant_config layer_type_quant_config exclude"),
             lists_exclusions=True,
             leaves_head=False,
         ),
@@ -521,7 +524,7 @@ PROGRAMS: Mapping[str, Program] = {
             "compressed-tensors",
             lambda method, config: method == COMPRESSED_TENSORS or "config_groups" in config,
             _read_compressed_tensors,
-            _keys("config_groups ignore"),
+            _split_keys("config_groups ignore"),
             lists_exclusions=True,
             leaves_head=False,
         ),
@@ -531,21 +534,21 @@ PROGRAMS: Mapping[str, Program] = {
                 method in ("auto-round", "auto_round", "intel/auto-round", "inc") or "extra_config" in config
             ),
             _read_auto_round,
-            _keys("extra_config block_name_to_quantize to_quant_block_names modules_to_not_convert"),
+            _split_keys("extra_config block_name_to_quantize to_quant_block_names modules_to_not_convert"),
             is_for_blocks=True,
         ),
         Program(
             "GPTQ",
             lambda method, config: method in GPTQ_METHODS or not config.keys().isdisjoint(("dynamic", "desc_act")),
             _read_gptq,
-            _keys("dynamic lm_head modules_in_block_to_quantize modules_to_not_convert"),
+            _split_keys("dynamic lm_head modules_in_block_to_quantize modules_to_not_convert"),
             is_for_blocks=True,
         ),
         Program(
             "AWQ",
             lambda method, config: method.startswith("awq") or "w_bit" in config,
             _read_awq,
-            _keys("modules_to_not_convert"),
+            _split_keys("modules_to_not_convert"),
             is_for_blocks=True,
         ),
         Program(
@@ -554,31 +557,34 @@ PROGRAMS: Mapping[str, Program] = {
                 method.startswith("bitsandbytes") or "load_in_4bit" in config or "load_in_8bit" in config
             ),
             _make_list_reader(("llm_int8_skip_modules", "modules_to_not_convert"), Matching.PATH, _read_bitsandbytes),
-            _keys("llm_int8_skip_modules modules_to_not_convert"),
+            _split_keys("llm_int8_skip_modules modules_to_not_convert"),
             lists_exclusions=True,
         ),
         Program(
-            "torchao", lambda method, _: method == "torchao", _read_torchao, _keys("quant_type modules_to_not_convert")
+            "torchao",
+            lambda method, _: method == "torchao",
+            _read_torchao,
+            _split_keys("quant_type modules_to_not_convert"),
         ),
-        Program("HQQ", lambda method, _: method == "hqq", _read_hqq, _keys("quant_config skip_modules")),
+        Program("HQQ", lambda method, _: method == "hqq", _read_hqq, _split_keys("quant_config skip_modules")),
         Program(
             "quanto",
             lambda method, _: method == "quanto",
             _make_list_reader(("modules_to_not_convert",), Matching.PATH, _read_quanto),
-            _keys("modules_to_not_convert"),
+            _split_keys("modules_to_not_convert"),
         ),
         Program("quanto's map", _is_quanto_map, _read_quanto_map, frozenset(), is_described_by_paths=True),
         Program(
             "SDNQ",
             lambda method, _: method == "sdnq",
             _read_sdnq,
-            _keys("modules_dtype_dict modules_quant_config modules_to_not_convert"),
+            _split_keys("modules_dtype_dict modules_quant_config modules_to_not_convert"),
         ),
         Program(
             "FP8",
             lambda method, _: method in ("fp8", "fbgemm_fp8", "finegrained_fp8", "w4afp8"),
             _make_list_reader(("modules_to_not_convert", "ignored_layers"), Matching.PATH, _read_float8),
-            _keys("modules_to_not_convert ignored_layers"),
+            _split_keys("modules_to_not_convert ignored_layers"),
         ),
         Program(
             "MLX",

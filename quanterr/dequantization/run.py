@@ -246,13 +246,13 @@ def _write_all(
     return rounding if len(left) == len(files) else _Rounding()  # the rounding of files of an earlier run is unknown
 
 
-def _partial_folder(output: Path) -> Path:
+def _name_partial_folder(output: Path) -> Path:
     return output.absolute().with_name(PARTIAL_FOLDER.format(output.name))
 
 
 def _begin(output: Path, identity: str) -> Path:
     """Return the folder next to the output; if a run with other inputs or options has left one, remove that first."""
-    folder = _partial_folder(output)
+    folder = _name_partial_folder(output)
     try:
         begun = read_small(folder / IDENTITY_FILE, 1 << 10).decode("ascii", "replace")
     except (OSError, ValueError):
@@ -341,7 +341,7 @@ def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
     """Read a written file back and compare its bytes with a second decoding.
 
     Raises:
-        ResourceError: they differ.
+        ResourceError: bytes differ.
     """
     with path.open("rb") as file:
         file.seek(start)
@@ -354,7 +354,7 @@ def _verify(path: Path, pieces: Iterator[_Piece], start: int) -> None:
 
 def _finish(output: Path, files: Sequence[OutputFile], others: Mapping[str, bytes]) -> None:
     """Write the other files of the model, by name, and move everything to the output."""
-    folder = _partial_folder(output)
+    folder = _name_partial_folder(output)
     try:
         if is_file_name(output):
             os.replace(folder / output.name, output)

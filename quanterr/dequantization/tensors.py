@@ -105,9 +105,10 @@ def list_tensors_like(
 ) -> tuple[list[WrittenTensor], dict[str, int]]:
     """Return the tensors of an original with the values of its quantized checkpoint.
 
-    Names, shapes, the order of rows and the dtype are the original's, unless ``dtype`` is given, and changes of numbers
-    are undone. Tensors that a converter computed, and rows of no token or position that it dropped, are copied from the
-    original. ``by_names`` means that the original has no values to compare readings with, so conventions decide.
+    Names, shapes and the order of rows are those of the original, and so is the dtype if None is given. Changes of
+    numbers are undone. Tensors that a converter computed, and rows of no token or position that it dropped, are copied
+    from the original. ``by_names`` means that the original has no values to compare readings with, so conventions
+    decide.
 
     Returns:
         The tensors, and the number of tensors that the converter wrote to another file or left out, by reason.

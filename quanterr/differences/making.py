@@ -85,7 +85,7 @@ def _check_comparable(how: Changes, old: Document, new: Document, names: tuple[s
     """Return why two results are not comparable; None if they are.
 
     Raises:
-        UsageError: they are not, and ``force`` is False.
+        UsageError: the results are not comparable, and ``force`` is False.
     """
     why = how.find_difference(old, new)
     if why and not force:
@@ -113,7 +113,7 @@ def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool =
     """Compare two reports, whose layers have at least :data:`LAYER_FIELDS`.
 
     Raises:
-        UsageError: their originals, selections or settings differ, and ``force`` is False.
+        UsageError: originals, selections or settings differ, and ``force`` is False.
     """
     how = REPORTED
     why = _check_comparable(how, old, new, paths, force)
@@ -124,8 +124,8 @@ def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool =
         schema=reports.SCHEMA,
         schema_version=reports.SCHEMA_VERSION,
         difference=why,
-        old=_total(paths[0], old),
-        new=_total(paths[1], new),
+        old=_summarize(paths[0], old),
+        new=_summarize(paths[1], new),
         format_changes=[change for pair in both for change in _compare_formats(*pair)],
         undefined=undefined,
         layers=levels,
@@ -133,7 +133,7 @@ def diff_reports(old: Report, new: Report, paths: tuple[str, str], force: bool =
     )
 
 
-def _total(path: str, report: Report) -> Totals:
+def _summarize(path: str, report: Report) -> Totals:
     aggregate = {name: getattr(report.aggregate, name) for name in AGGREGATES}
     return Totals(path, report.verdict, len(report.layers), **aggregate, quantized_bytes=report.quantized.bytes)
 
@@ -150,7 +150,7 @@ def diff_candidates(
     """Compare two documents of a kind, candidate by candidate.
 
     Raises:
-        UsageError: their originals, texts or settings differ, and ``force`` is False.
+        UsageError: originals, texts or settings differ, and ``force`` is False.
     """
     document = kind.name.lower()
     how: Changes = kind.values.CHANGES

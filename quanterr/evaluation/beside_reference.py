@@ -79,7 +79,7 @@ def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen:
     """Check that no option needs the original.
 
     Raises:
-        UsageError: an option does.
+        UsageError: an option needs the original.
     """
     given = {
         "--against": against,

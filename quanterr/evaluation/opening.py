@@ -54,7 +54,7 @@ def read_given(
         ReportError: a file is not a plan.
         UsageError: a recipe is unknown.
     """
-    plans, words = _plans_and_recipes(against)
+    plans, words = _read_plans_and_recipes(against)
     return Given(stored, parse_recipes(words) if words else [], plans)
 
 
@@ -63,7 +63,7 @@ def is_of_recipe(checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == RECIPE and not checkpoint.path.endswith(PLAN)
 
 
-def _plans_and_recipes(against: str | Plan | Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
+def _read_plans_and_recipes(against: str | Plan | Iterable[str | Plan]) -> tuple[dict[str, Plan], list[str]]:
     """Return plans, by path or goal, and names of recipes.
 
     Raises:

@@ -26,7 +26,9 @@ class Score(NamedTuple):
     better: Better
     formula: str
     unit: Unit = ""
-    column: int | None = None  # rank in tables, of which narrow terminals drop the highest first; None: not in tables
+    column: int | None = (
+        None  # rank in tables, where narrow terminals drop the highest ranks first; None: not in tables
+    )
     of: Callable[[Any], Any] | None = (
         None  # computes it from a :class:`Measurement`; None if the code that makes the row does
     )

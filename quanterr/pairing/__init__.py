@@ -87,7 +87,7 @@ class _Pairer:
         self.pairs: list[Pair] = []
         self.leftovers: list[Leftover] = []
         self.prefixes = _find_prefixes(original.codes, quantized.codes)
-        names = [_map_shared_names(side.codes, prefix) for side, prefix in self._with_prefixes()]
+        names = [_map_shared_names(side.codes, prefix) for side, prefix in self._zip_prefixes()]
         both = names[0].keys() & names[1].keys()
         self.conversion = find_conversion(original.checkpoint, quantized.checkpoint)
         self.kernels = Kernels(self.conversion.mlx_side)
@@ -115,7 +115,7 @@ class _Pairer:
     def pair_all(self) -> Pairing:
         """Pair all weights, and account for all other entries."""
         self.selection.check([*self.names.values(), *self.extra])
-        for side, prefix in self._with_prefixes():
+        for side, prefix in self._zip_prefixes():
             _refuse_unknown(side, prefix, self.selection)
         for shared, stored in self.names.items():
             if not self.selection.takes(stored):
@@ -175,7 +175,7 @@ class _Pairer:
         offered = Alternative(swapped_x, None, TRANSPOSITION, None, evidence, warning)
         return replace(pair, alternatives=(*pair.alternatives, offered))
 
-    def _with_prefixes(self) -> Iterable[tuple[CheckpointSide, str]]:
+    def _zip_prefixes(self) -> Iterable[tuple[CheckpointSide, str]]:
         return zip((self.original, self.quantized), self.prefixes, strict=True)
 
     def _pair(self, shared: str, name: str) -> None:

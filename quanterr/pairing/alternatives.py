@@ -88,7 +88,7 @@ def _choose_alternative(pair: Pair, reader: Reader) -> Pair | Sequence[Leftover]
 def _choose_among(
     pair: Pair, others: Sequence[Alternative], bar: ReadingThreshold, reader: Reader
 ) -> Pair | Sequence[Leftover] | None:
-    """Return the choice of the nearest alternative; None if the first reading is as near."""
+    """Return the choice of the nearest alternative; None if none is nearer than the first reading."""
     tried = [(other.original, other.quantized or pair.quantized) for other in others]
     choice = choose_nearest((pair.original, pair.quantized), tried, bar, reader)
     if choice.number is None:

@@ -185,7 +185,7 @@ class Conversion:
         path, ending = canonicalize(pair.name)
         side = self.mlx_side
         if side is None or ending or not self._all_kinds:
-            return pair  # norms plus one remain a finding if no model_type says that they must be
+            return pair  # without a model_type that requires them, norms plus one are reported, not changed
         kinds = self._kinds[side] or self._all_kinds
         is_norm = len(pair.original.shape) == 1 and "norm" in path.rpartition(".")[2]
         change = mlx.find_change(kinds, path, self._config, self._sides[1 - side].entries)

@@ -56,7 +56,7 @@ class Holders:
         ``originals`` maps every weight of the original to its shape.
         """
         self._quantized, self._conversion, naming = quantized, conversion, conversion.atoms
-        self._sizes = _sizes(originals, conversion)  # atom → its shape in the original, where that is unique
+        self._sizes = _find_shapes(originals, conversion)  # atom → its shape in the original, where that is unique
         self._atoms: dict[str, Atoms] = {}  # quantized weight → its atoms
         self._holders: dict[str, list[str]] = {}  # atom → quantized weights
         self._claims: dict[str, list[str]] = {}  # atom → weights of the original that need it
@@ -225,7 +225,9 @@ class Holders:
         shapes = f"shape {list(shape)} in the original, {list(first.shape)} and {list(rest.shape)} in the quantized"
         if {len(first.shape), len(rest.shape)} != {3} or first.shape[0] != rest.shape[0]:
             raise FormatMismatch(shapes)
-        if any(weight.matrix[1] != weight.shape[2] for weight in (first, rest)):  # recognized as a convolution
+        if any(
+            weight.matrix[1] != weight.shape[2] for weight in (first, rest)
+        ):  # then a stack was recognized as a convolution
             raise FormatMismatch(f"{shapes}: heads with so few columns are not supported")
         first = transpose_weight(first)
         n, rows, cols = first.shape
@@ -267,7 +269,7 @@ def swap_last_axes(shape: Shape) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape
 
 
-def _sizes(originals: Mapping[str, Shape], conversion: Conversion) -> dict[str, Shape]:
+def _find_shapes(originals: Mapping[str, Shape], conversion: Conversion) -> dict[str, Shape]:
     """Return the shape of each atom that exactly one original holds."""
     sizes: dict[str, Shape] = {}
     twice = set()

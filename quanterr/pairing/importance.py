@@ -175,7 +175,7 @@ def _find_importance(
     shape: tuple[int, ...],
     matrix: tuple[int, int],
     others: list[str],
-    found: Means,
+    listed_means: Means,
     architecture: str,
 ) -> Importance | None:
     """Find the importance of a weight, which the file may list under its name or one of ``others``."""
@@ -185,10 +185,10 @@ def _find_importance(
     names = [*others, name_of_weight, f"{atom}.weight"]
     if (first := _parse_expert(path)) is not None:
         names.append(f"{atom.removesuffix(f'.{first}')}.weight")
-    name = next((name for name in names if name in found), None)
+    name = next((name for name in names if name in listed_means), None)
     if name is None:
         return None
-    means, counts = found[name]
+    means, counts = listed_means[name]
     if means.numel() % cols or len(counts) not in (1, means.numel() // cols):
         return None
     means, counts = (

@@ -256,7 +256,7 @@ def _read_fp8(module: str, scheme: Scheme, entries: Stored) -> Declared:
     config = scheme.fields
     method = str(config.get("quant_method")).lower()
     if method == "fbgemm_fp8":
-        return Inputs("fp8_token", bound=_number(config.get("activation_scale_ub")))
+        return Inputs("fp8_token", bound=_as_number(config.get("activation_scale_ub")))
     if method == "w4afp8" and entries[module + WEIGHT].dtype == "I8":
         return Inputs(why_not="experts of W4AFP8 share one scale of activations, which is not emulated")
     if str(config.get("activation_scheme", "dynamic")) == "static":
@@ -272,13 +272,13 @@ def _read_quark(module: str, scheme: Scheme, entries: Stored) -> Declared:
     stages = [as_object(stage) for stage in (given if isinstance(given, list) else [given]) if stage]
     if not stages:
         return None
-    kinds = [(stage.get("dtype"), stage.get("qscheme"), stage.get("group_size")) for stage in stages]
-    if kinds == [("fp4", "per_group", 16), ("fp8_e4m3", "per_tensor", None)]:
+    stage_types = [(stage.get("dtype"), stage.get("qscheme"), stage.get("group_size")) for stage in stages]
+    if stage_types == [("fp4", "per_group", 16), ("fp8_e4m3", "per_tensor", None)]:
         scale = entries.get(f"{module}.input_scale_2")
         return Inputs("nvfp4", scale, is_divisor=True) if scale else _make_missing("input_scale_2")
     if len(stages) == 1 and (known := _read_quark_stage(module, stages[0], entries)):
         return known
-    shown = ", then ".join(f"{dtype} {scheme}" for dtype, scheme, _ in kinds)
+    shown = ", then ".join(f"{dtype} {scheme}" for dtype, scheme, _ in stage_types)
     return Inputs(why_not=f"activations in {display(shown)} are not emulated")
 
 
@@ -303,8 +303,8 @@ def _read_quark_stage(module: str, args: JsonFields, entries: Stored) -> Declare
 
 def _read_torchao(module: str, scheme: Scheme, entries: Stored) -> Declared:
     chosen = scheme.fields
-    said = chosen.get("quant_type")  # older versions name the class alone
-    class_name = said if isinstance(said, str) else str(chosen.get("_type"))
+    quant_type = chosen.get("quant_type")  # older versions store only the name of the class
+    class_name = quant_type if isinstance(quant_type, str) else str(chosen.get("_type"))
     fields = as_object(chosen.get("_data"))
     if (
         "DynamicActivation" not in class_name
@@ -318,7 +318,7 @@ def _read_torchao(module: str, scheme: Scheme, entries: Stored) -> Declared:
     if class_name.startswith("Float8DynamicActivation") and fields.get("activation_value_lb") is None:
         bound = fields.get("activation_value_ub")
         by_token = of_inputs == "PerRow" or "Int4" in class_name
-        return Inputs("fp8_token" if by_token else "fp8_tensor", bound=_number(bound))
+        return Inputs("fp8_token" if by_token else "fp8_tensor", bound=_as_number(bound))
     if class_name.startswith("Int8DynamicActivationInt8Weight") and not (is_asymmetric and of_inputs == "PerTensor"):
         return Inputs("int8_tensor" if of_inputs == "PerTensor" else f"int8_token{'_asym' if is_asymmetric else ''}")
     if class_name.startswith(("Int8DynamicActivationIntx", "Int8DynamicActivationInt4")):
@@ -326,7 +326,7 @@ def _read_torchao(module: str, scheme: Scheme, entries: Stored) -> Declared:
     return Inputs(why_not=f"the activations of torchao's {display(class_name)} are not emulated")
 
 
-def _number(value: object) -> float | None:
+def _as_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -44,7 +44,7 @@ class Kernels:
         return x, y, ()
 
     def settle(self, pair: Pair) -> Pair:
-        """Return a pair whose shapes do not show the order in the order of the file's other kernels."""
+        """Return a pair with the order of the file's other kernels, if its shapes do not show an order."""
         shape, is_known = pair.original.shape, self._side is not None
         side = 1 if not is_known and _has_kernel_name(pair.name, shape) else self._side
         if side is None or not pair.original.codes.shape == shape == pair.quantized.codes.shape:

@@ -74,7 +74,7 @@ class Alternative(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True, gc=False):
-    """One weight as both sides store it; ``name`` is the original's name."""
+    """One weight as stored on both sides; ``name`` is its name in the original."""
 
     name: str
     original: Weight
@@ -165,7 +165,7 @@ class LargestError(NamedTuple):
 
 
 class WeightResult(NamedTuple):
-    """The result of comparing a pair, ``number`` in its pairing: exact, so it is stored and sent as it is."""
+    """The result of comparing pair ``number`` of a pairing; it is exact, so it can be stored and sent unchanged."""
 
     number: int
     sums: Sums

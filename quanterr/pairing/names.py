@@ -260,15 +260,15 @@ def may_be_transposed(name: str, shape: tuple[int, ...]) -> bool:
 @lru_cache(maxsize=1 << 16)
 def canonicalize(name: str) -> tuple[str, str]:
     """Split a name into its path, without wrappers and in Hugging Face's words, and ``""`` or ``".bias"``."""
-    kind = ""
+    bias_ending = ""
     for ending in (".weight", ".bias", "_bias"):
         if name.endswith(ending):
-            name, kind = name.removesuffix(ending), "" if ending == ".weight" else ".bias"
+            name, bias_ending = name.removesuffix(ending), "" if ending == ".weight" else ".bias"
             break
     path = ".".join([word for word in name.split(".") if word not in WRAPPERS])
     for pattern, replacement in _find_renames(unify_numbers(path)):
         path = pattern.sub(replacement, path)
-    return path, kind
+    return path, bias_ending
 
 
 @lru_cache(maxsize=1 << 12)  # all blocks share one entry

@@ -88,8 +88,8 @@ def relative_error(original: Weight, quantized: Weight, reader: Reader) -> float
 
 
 def _error_of_first_rows(original: Weight, quantized: Weight, reader: Reader) -> float:
-    """Return ||y - x|| / ||x|| over the first rows of the sample alone."""
-    weights, first = (original, quantized), islice(_sample(*original.matrix), 1)
+    """Return ||y - x|| / ||x|| over only the first rows of the sample."""
+    weights, first = (original, quantized), islice(_choose_chunks(*original.matrix), 1)
     return _pool_errors(reader.measure_error(weights, chunk) for chunk in first)
 
 
@@ -152,7 +152,7 @@ def _read_sample(original: Weight, quantized: Weight, reader: Reader) -> Iterato
         x, y = (side.index_select(0, rows).double() for side in reader.read_both(weights, chunk))
         yield x, y
         return
-    for chunk in _sample(*original.matrix):
+    for chunk in _choose_chunks(*original.matrix):
         x, y = (side.double() for side in reader.read_both(weights, chunk))
         yield x, y
 
@@ -160,7 +160,7 @@ def _read_sample(original: Weight, quantized: Weight, reader: Reader) -> Iterato
 @lru_cache
 def _sample_at_once(rows: int, cols: int) -> tuple[Chunk, Tensor]:
     """Return the chunk of a small weight that is read, and the numbers of the sampled rows in it."""
-    chunks = list(_sample(rows, cols))
+    chunks = list(_choose_chunks(rows, cols))
     first, last = chunks[0], chunks[-1]
     numbers = [row - first.row for chunk in chunks for row in range(chunk.row, chunk.stop_row)]
     return Chunk(first.row, last.stop_row, first.col, first.stop_col), torch.tensor(numbers)
@@ -168,11 +168,11 @@ def _sample_at_once(rows: int, cols: int) -> tuple[Chunk, Tensor]:
 
 def sampled_rows(rows: int, cols: int) -> list[tuple[int, int]]:
     """Return the first and the stop row of each piece of a sample that is read; a small weight is read at once."""
-    spans = [(chunk.row, chunk.stop_row) for chunk in _sample(rows, cols)]
+    spans = [(chunk.row, chunk.stop_row) for chunk in _choose_chunks(rows, cols)]
     return [(spans[0][0], spans[-1][1])] if 0 < rows * cols <= ELEMENTS else spans
 
 
-def _sample(rows: int, cols: int) -> Iterable[Chunk]:
+def _choose_chunks(rows: int, cols: int) -> Iterable[Chunk]:
     """Yield a few chunks, spread over the rows."""
     step = max(-(-rows // PLACES), 1)
     n = max(min(ROWS, ELEMENTS // max(cols, 1)), 1)

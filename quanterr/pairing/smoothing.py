@@ -85,7 +85,7 @@ def _measure(
         )
         errors[name] = stored, undone
     worst = max(errors, key=lambda name: errors[name])
-    return replace(fold, worst=worst, before_db=_db(errors[worst][0]), after_db=_db(errors[worst][1]))
+    return replace(fold, worst=worst, before_db=_to_decibels(errors[worst][0]), after_db=_to_decibels(errors[worst][1]))
 
 
 def _undo_norms(pairs: list[Pair], places: Places, reader: Reader) -> Iterator[FoldedScales]:
@@ -339,5 +339,5 @@ def _add_evidence(weight: Weight, source: str) -> Weight:
     return replace(weight, evidence=(*weight.evidence, f"scales folded into {source} were undone"))
 
 
-def _db(error: float) -> float:
+def _to_decibels(error: float) -> float:
     return -20 * log10(error) if error else 400.0

@@ -83,8 +83,8 @@ def read_transforms(config: JsonFields) -> list[Transform]:
                 group,
                 str(scheme.get("type")),
                 str(place.get("location")),
-                _texts(place.get("targets")),
-                _texts(place.get("ignore")),
+                _read_texts(place.get("targets")),
+                _read_texts(place.get("ignore")),
                 place.get("inverse") is True,
                 scheme.get("head_dim"),
                 scheme.get("randomize") is True,
@@ -94,7 +94,7 @@ def read_transforms(config: JsonFields) -> list[Transform]:
     return transforms
 
 
-def _texts(value: object) -> tuple[str, ...]:
+def _read_texts(value: object) -> tuple[str, ...]:
     given = value if isinstance(value, list) else [value]
     return tuple(text for text in given if isinstance(text, str))
 

@@ -197,7 +197,7 @@ def reorder(weight: Weight, order: Order) -> Weight:
 
 
 def _count_views(weight: Weight) -> int:
-    """Return how many views of a weight are nested: each needs a buffer of its own."""
+    """Return how many views of a weight are nested, as each needs its own buffer."""
     if not isinstance(weight.dequantize, partial) or not is_view(weight):
         return 0
     first = weight.dequantize.args[0]

@@ -371,8 +371,8 @@ def _find_knee(curve: Sequence[Point]) -> Point | None:
     wide = last.bytes - first.bytes or 1
     high = log10(first.cost / last.cost) or 1.0
 
-    def below(point: Point) -> float:
+    def measure_depth(point: Point) -> float:
         return 1 - (point.bytes - first.bytes) / wide - log10(point.cost / last.cost) / high
 
-    best = max(known, key=below)
-    return best if below(best) > 0 else None
+    best = max(known, key=measure_depth)
+    return best if measure_depth(best) > 0 else None

@@ -166,7 +166,7 @@ def compare_candidates(
 ) -> JsonObject:
     """Return the fields of a ranking that compare candidates; ``rest`` are candidates without a rank."""
     names = set.intersection(*(set(candidate.tensors) for candidate in chosen)) if chosen else set()
-    common = sorted(names, key=_natural_key)
+    common = sorted(names, key=_make_natural_key)
     layers = [name for name in common if any(c.tensors[name].is_layer for c in chosen)]
     for candidate in chosen:
         candidate.nbytes = sum(candidate.tensors[name].sizes.quantized for name in common)
@@ -191,7 +191,7 @@ def compare_candidates(
     }
 
 
-def _natural_key(name: str) -> list[tuple[bool, int, str]]:
+def _make_natural_key(name: str) -> list[tuple[bool, int, str]]:
     """Return a sort key that puts layers.2 before layers.10."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
@@ -312,12 +312,12 @@ def _find_swaps(candidate: Rankable, chosen: Sequence[Rankable], layers: Sequenc
 
     If any runtime loads the candidate, a runtime also loads the result.
     """
-    least = MIN_GAIN * candidate.error / max(len(layers), 1)
+    min_gain = MIN_GAIN * candidate.error / max(len(layers), 1)
     formats = {candidate.tensors[name].format for name in layers}
     candidates_for_swaps = []
     for name in layers:
         options = [swap for other in chosen if other is not candidate and (swap := _make_swap(candidate, other, name))]
-        candidates_for_swaps += [swap for swap in options if -swap.squared_error_change >= least]
+        candidates_for_swaps += [swap for swap in options if -swap.squared_error_change >= min_gain]
     swaps: dict[str, Swap] = {}
     for swap in sorted(candidates_for_swaps, key=_swap_key):
         if swap.layer_name not in swaps and (swap.format in formats or load_together({*formats, swap.format})):

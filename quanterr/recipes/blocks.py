@@ -12,7 +12,7 @@ If the importance of the columns is known, scales are searched as llama.cpp sear
 Q8_0 is an exception in both.
 
 A K type has blocks of 256 elements. A weight whose rows do not fill them falls back to a type with blocks of 32, as
-llama-quantize does: see ``FALLBACKS``. ``:strict`` leaves such a weight as it is.
+llama-quantize does: see ``FALLBACKS``. ``:strict`` leaves such a weight unquantized.
 
 Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c quantize_row_q…_ref, with importance
 quantize_row_q…_impl; gguf-py gguf/quants.py; the fallbacks: src/llama-quant.cpp, tensor_type_fallback.

@@ -11,7 +11,7 @@
     fp8_token       s = max(amax / 448, 1e-6) for a token of a head; E4M3 of x · (1 / s)
     int8_token      s = max(amax / 127, 1e-6); code = round(x · (1 / s)), away from zero at a tie
     int4            s = (max - min) / 15; code = round((x - min) / s): keys for 32 tokens of a channel, values for
-                    32 numbers of a token. Keys of a last group that is not full stay as they are
+                    32 numbers of a token. Keys of a last group that is not full are not rounded
     nvfp4           for 16 numbers c = E4M3 of amax / 6 / s, with s as for fp8; code = E2M1 of x / c / s
     mxfp4           a power of two for 32 numbers: floor(log2(amax)) - 2; E2M1
 
@@ -159,12 +159,12 @@ def _round_by_largest(x: Tensor, half: int) -> Tensor:
     return codes.sub_(half).mul_(d.half().float())
 
 
-def _from_minimum(x: Tensor, most: int) -> Tensor:
+def _round_by_minimum(x: Tensor, highest: int) -> Tensor:
     """Round to Q4_1 or Q5_1: ``most`` is 15 or 31."""
-    least, largest = x.aminmax(dim=1, keepdim=True)
-    d = (largest - least) / most
-    codes = ((x - least) * _invert(d)).add_(0.5).floor_().clamp_(max=most)
-    return codes.mul_(d.half().float()).add_(least.half().float())
+    lowest, largest = x.aminmax(dim=1, keepdim=True)
+    d = (largest - lowest) / highest
+    codes = ((x - lowest) * _invert(d)).add_(0.5).floor_().clamp_(max=highest)
+    return codes.mul_(d.half().float()).add_(lowest.half().float())
 
 
 def _round_iq4_nl(x: Tensor) -> Tensor:
@@ -243,9 +243,9 @@ CACHE_TYPES: dict[str, CacheType] = {
     "f16": _make_uniform_type(partial(_round_to_float, dtype=torch.float16)),
     "bf16": _make_uniform_type(partial(_round_to_float, dtype=torch.bfloat16)),
     "q8_0": _make_ggml_type(partial(_round_as_inputs, name="q8_0")),
-    "q5_1": _make_ggml_type(partial(_round_blocks, of=partial(_from_minimum, most=31))),
+    "q5_1": _make_ggml_type(partial(_round_blocks, of=partial(_round_by_minimum, highest=31))),
     "q5_0": _make_ggml_type(partial(_round_blocks, of=partial(_round_by_largest, half=16))),
-    "q4_1": _make_ggml_type(partial(_round_blocks, of=partial(_from_minimum, most=15))),
+    "q4_1": _make_ggml_type(partial(_round_blocks, of=partial(_round_by_minimum, highest=15))),
     "q4_0": _make_ggml_type(partial(_round_blocks, of=partial(_round_by_largest, half=8))),
     "iq4_nl": _make_ggml_type(partial(_round_blocks, of=_round_iq4_nl)),
     "fp8": _make_uniform_type(_round_fp8),

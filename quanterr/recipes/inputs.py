@@ -86,7 +86,7 @@ def _round_fp8_dynamic(x: Tensor, stored: StoredInputScale, amax: Callable[[Tens
 
 
 def _round_fp8_static(x: Tensor, stored: StoredInputScale) -> Tensor:
-    scale = _stored_scale(stored)
+    scale = _get_stored_scale(stored)
     codes = (x * (1 / scale)).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return codes.float().mul_(scale)
 
@@ -113,7 +113,7 @@ def _round_int8_asymmetric(x: Tensor, _: StoredInputScale) -> Tensor:
 
 
 def _round_int8_static(x: Tensor, stored: StoredInputScale) -> Tensor:
-    scale = _stored_scale(stored)
+    scale = _get_stored_scale(stored)
     zero = torch.zeros_like(scale) if stored.zero_point is None else stored.zero_point.float()
     return ((x / scale).round_() + zero).clamp_(-128, 127).sub_(zero).mul_(scale)
 
@@ -185,7 +185,7 @@ def _round_q8_k(x: Tensor, _: StoredInputScale) -> Tensor:
     return _join((groups * inverse).round_().mul_(_divide(1.0, inverse)), x)
 
 
-def _stored_scale(stored: StoredInputScale) -> Tensor:
+def _get_stored_scale(stored: StoredInputScale) -> Tensor:
     assert stored.scale is not None  # noqa: S101 - static schemes are made with one
     return stored.scale.float()
 

@@ -181,7 +181,7 @@ def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
     """Return the kernel for searches in groups, (..., elements); None if there is none or it cannot read these."""
     given = [x, *(each for each in others if each is not None)]
     are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
-    can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel gets addresses
+    can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel reads their memory directly
     return choose_kernel().kernel if are_alike and can_be_read and x.shape[-1] <= MOST_SEARCHED else None
 
 

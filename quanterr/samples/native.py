@@ -102,7 +102,7 @@ class PlainSample(NamedTuple):
 
     @property
     def scales(self) -> ScaleStatistics | None:
-        """The statistics of the weight's scales; None unless the kernel read all, and they are positive and finite."""
+        """The statistics of the weight's scales; None unless it read all of them, and all are positive and finite."""
         struct, n = self.struct, self.struct.scale_n
         low, high, total = struct.scale_low, struct.scale_high, struct.scale_sum
         if not (n > 0 and low > 0 and isfinite(total)):

@@ -60,7 +60,7 @@ def require_memory(n_bytes: int) -> None:
     """Check that ``n_bytes`` can be allocated, before a library in Rust does so and would abort the process.
 
     Raises:
-        MemoryError: they cannot.
+        MemoryError: there is too little memory.
     """
     try:
         allocate_pages(n_bytes).close()

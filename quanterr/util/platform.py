@@ -204,7 +204,7 @@ def keep_freed_memory(up_to: int, in_all: int) -> None:
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, up_to)
-        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # more free memory at the end of the heap is given back
+        libc.mallopt(_M_TRIM_THRESHOLD, in_all)  # free memory at the end of the heap is given back if it exceeds this
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

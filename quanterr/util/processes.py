@@ -16,7 +16,8 @@ class Process(NamedTuple):
     local_world: int
 
 
-# Environment variables of torchrun and of srun, which binds processes to their cores, so no local world is needed.
+# Environment variables of torchrun and of srun. srun binds processes to their cores itself, so no local world is
+# needed.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
 

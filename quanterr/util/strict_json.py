@@ -47,7 +47,9 @@ def loads(raw: bytes, lenient: bool = False) -> Any:
     try:
         if lenient:
             return json.loads(text)
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_int=_integer, parse_constant=_constant)
+        return json.loads(
+            text, object_pairs_hook=_refuse_duplicate_keys, parse_int=_parse_integer, parse_constant=_refuse_constant
+        )
     except json.JSONDecodeError as error:
         at = len(text[: error.pos].encode())
         raise InvalidJson(f"is not valid UTF-8 JSON at byte {at} ({error.msg})") from error
@@ -66,7 +68,7 @@ def as_object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _unique_keys(pairs: list[tuple[str, object]]) -> JsonObject:
+def _refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> JsonObject:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         seen: set[str] = set()
@@ -77,11 +79,11 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> JsonObject:
     return fields
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise InvalidJson(f"holds a number of {len(digits)} digits; offsets and sizes are integers in 0…2^63")
     return int(digits)
 
 
-def _constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise InvalidJson(f"holds {name}; {name} is not JSON")

@@ -35,8 +35,8 @@ class TestBudget:
             ("3dB", Budget(3, is_gain=True)),
         ],
     )
-    def test_budget_is_bytes_or_a_gain(self, text, found):
-        assert found == parse_budget(text)
+    def test_budget_is_bytes_or_a_gain(self, text, budget):
+        assert budget == parse_budget(text)
 
     @pytest.mark.parametrize("text", ["", "x", "0", "-3dB", "3 dBm", "1e9", "nan", "5%", "1" * 400])
     def test_any_other_budget_is_wrong_usage(self, text):

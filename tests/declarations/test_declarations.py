@@ -58,9 +58,9 @@ class TestExclusions:
         ],
     )  # fmt: skip
     def test_excluded_module_is_resolved_with_the_entry_that_names_it(self, config, module, entry):
-        found = Declarations(config).of(f"{module}.weight")
+        scheme = Declarations(config).of(f"{module}.weight")
 
-        assert (False, entry) == (found.is_quantized, found.entry)
+        assert (False, entry) == (scheme.is_quantized, scheme.entry)
 
     @pytest.mark.parametrize(
         ("config", "module"),
@@ -102,10 +102,10 @@ class TestSchemes:
         ],
     )  # fmt: skip
     def test_scheme_of_a_module_takes_precedence(self, config, module, expected):
-        found = Declarations(config).of(module)
+        scheme = Declarations(config).of(module)
 
-        assert expected == (found.key, found.bits, found.group_size)
-        assert found.is_quantized
+        assert expected == (scheme.key, scheme.bits, scheme.group_size)
+        assert scheme.is_quantized
 
     def test_module_that_no_target_names_has_no_scheme(self):
         assert Declarations(compressed(a=group(["re:.*q_proj"]))).of(UP) is None

@@ -30,12 +30,14 @@ def is_quantized(declarations, module):
 def test_declared_modules_are_those_that_the_program_quantized(name):
     declarations, file = declared(name, "right"), FILES[name]
     expected = {module: module not in file["left"] for module in file["modules"]}
-    found = {module: is_quantized(declarations, module) for module in file["modules"]}
+    quantized = {module: is_quantized(declarations, module) for module in file["modules"]}
     if declarations.program.leaves_head:
         del expected["lm_head"]
 
-    assert {} == {m: found[m] for m, wanted in expected.items() if found[m] not in (wanted, None)}
-    assert [] == [entries for _, entries, are_all in declarations.find_idle(f"{m}.weight" for m in found) if are_all]
+    assert {} == {m: quantized[m] for m, wanted in expected.items() if quantized[m] not in (wanted, None)}
+    assert [] == [
+        entries for _, entries, are_all in declarations.find_idle(f"{m}.weight" for m in quantized) if are_all
+    ]
     assert [] == declarations.unknown
 
 
@@ -55,8 +57,9 @@ def test_other_bits_of_one_module_are_resolved(name):
     (module,) = FILES[name]["other_bits"]
     right, alike = (declared(name, kind) for kind in ("right", "other_bits_undeclared"))
 
-    own, others = (
-        [(scheme.number, scheme.bits) for scheme in map(one.of, (module, EXCLUDED))] for one in (right, alike)
+    resolved, others = (
+        [(scheme.number, scheme.bits) for scheme in map(declarations.of, (module, EXCLUDED))]
+        for declarations in (right, alike)
     )
-    assert own[0] != own[1]
+    assert resolved[0] != resolved[1]
     assert others[0] == others[1]

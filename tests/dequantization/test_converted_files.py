@@ -179,7 +179,11 @@ def test_tensors_of_another_file_are_counted(tmp_path):
 
 def measure(report, left_out):
     """Return the SNR of each layer that is quantized: rounding of unquantized numbers is far above 100 dB."""
-    return {one.layer_name: one.snr_db for one in report.layers if one.snr_db < 100 and one.layer_name not in left_out}
+    return {
+        layer.layer_name: layer.snr_db
+        for layer in report.layers
+        if layer.snr_db < 100 and layer.layer_name not in left_out
+    }
 
 
 # Values of all others are checked above; in comparisons, they differ by their names only.
@@ -192,6 +196,6 @@ def test_written_file_compares_as_the_converted_file_does(name, tmp_path):
     # Their SNR is another one in the form that the converter stores; the tests above compare their values.
     other = {*list_changed(conversion), *KEPT_ROWS.get(name, ())[:1]}
 
-    assert {found.code for found in written.findings if found.severity != "info"} <= {*RIGHT, REMARKED.get(name)}
-    assert {one.layer_name for one in written.not_compared} <= set(conversion.dropped)
+    assert {finding.code for finding in written.findings if finding.severity != "info"} <= {*RIGHT, REMARKED.get(name)}
+    assert {item.layer_name for item in written.not_compared} <= set(conversion.dropped)
     assert pytest.approx(measure(converted, other)) == measure(written, other)

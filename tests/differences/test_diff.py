@@ -43,21 +43,21 @@ def of(old, new, **more):
 class TestLayers:
     def test_largest_change_comes_first(self):
         old = made({"a": 30.0, "b": 30.0, "c": 30.0, "d": 30.0, "e": 30.0})
-        found = of(old, made({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
+        difference = of(old, made({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
 
-        assert [("b", -10.0), ("a", -1.0)] == [(item.layer, item.change_db) for item in found.worse]
-        assert [("e", 3.0), ("d", 1.0)] == [(item.layer, item.change_db) for item in found.better]
-        assert 1 == found.unchanged
+        assert [("b", -10.0), ("a", -1.0)] == [(item.layer, item.change_db) for item in difference.worse]
+        assert [("e", 3.0), ("d", 1.0)] == [(item.layer, item.change_db) for item in difference.better]
+        assert 1 == difference.unchanged
 
     def test_rounding_on_another_device_counts_as_unchanged(self):
-        found = of(made({"a": 30.0, "b": 30.0}), made({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
+        difference = of(made({"a": 30.0, "b": 30.0}), made({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
 
-        assert (1, ["b"]) == (found.unchanged, [item.layer for item in found.better])
+        assert (1, ["b"]) == (difference.unchanged, [item.layer for item in difference.better])
 
     def test_new_and_missing_layers_are_named(self):
-        found = of(made({"a": 30.0, "b": 30.0}), made({"b": 30.0, "c": 30.0}))
+        difference = of(made({"a": 30.0, "b": 30.0}), made({"b": 30.0, "c": 30.0}))
 
-        assert (["c"], ["a"]) == (found.added, found.gone)
+        assert (["c"], ["a"]) == (difference.added, difference.gone)
 
     @pytest.mark.parametrize(
         ("new", "reason"),
@@ -87,9 +87,11 @@ class TestLayers:
         assert ["a"] == of(made({"a": None}), made(missing=["a"])).undefined
 
     def test_layers_with_another_format_are_named(self):
-        found = of(made({"a": 30.0}), made(rows=[row("a", 20.0, format="nvfp4")]))
+        difference = of(made({"a": 30.0}), made(rows=[row("a", 20.0, format="nvfp4")]))
 
-        assert [("a", "fp8_tensor", "nvfp4")] == [(c.layer, c.old_format, c.new_format) for c in found.format_changes]
+        assert [("a", "fp8_tensor", "nvfp4")] == [
+            (c.layer, c.old_format, c.new_format) for c in difference.format_changes
+        ]
 
     def test_norms_and_biases_are_included(self):
         assert ["n"] == [item.layer for item in of(made(other={"n": 9.0}), made(other={"n": 3.0})).worse]
@@ -108,12 +110,17 @@ def from_side(side):
 
 @given(SIDE, SIDE)
 def test_every_layer_is_counted_once(old, new):
-    found = of(from_side(old), from_side(new))
-    named = [item.layer for item in found.worse + found.better] + found.undefined + found.added + found.gone
+    difference = of(from_side(old), from_side(new))
+    named = (
+        [item.layer for item in difference.worse + difference.better]
+        + difference.undefined
+        + difference.added
+        + difference.gone
+    )
 
     assert len(named) == len(set(named))
-    assert len(old.keys() | new.keys()) == len(named) + found.unchanged
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert len(old.keys() | new.keys()) == len(named) + difference.unchanged
+    json.dumps(difference.to_dict(), allow_nan=False)
 
 
 @given(SIDE, SIDE)
@@ -162,22 +169,22 @@ class TestComparability:
         with pytest.raises(UsageError, match=r"old\.json cannot be compared with new\.json: it .*--force"):
             of(old, self.NEW)
 
-        found = of(old, self.NEW, force=True)
-        assert found.difference
-        assert found.view(10).conclusion.startswith("not comparable: it ")
+        difference = of(old, self.NEW, force=True)
+        assert difference.difference
+        assert difference.view(10).conclusion.startswith("not comparable: it ")
 
     def test_layer_that_is_no_longer_finite_does_not_change_the_original(self):
-        found = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
+        difference = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
 
-        assert (None, ["a"]) == (found.difference, [item.layer for item in found.better])
+        assert (None, ["a"]) == (difference.difference, [item.layer for item in difference.better])
 
     def test_report_elsewhere_is_comparable(self):
         assert of(made({"a": 30.0}), self.NEW).difference is None
 
 
-def lines_of(found, top):
+def lines_of(difference, top):
     file = io.StringIO()
-    show(found.view(top), console(file))
+    show(difference.view(top), console(file))
     return file.getvalue().splitlines()
 
 
@@ -204,9 +211,9 @@ class TestView:
         assert "-2e-06" in shown
 
     def test_layers_that_became_identical_come_last(self):
-        found = of(made({"a": 30.0, "b": 30.0}), made({"b": 31.0}, lossless=["a"]))
+        difference = of(made({"a": 30.0, "b": 30.0}), made({"b": 31.0}, lossless=["a"]))
 
-        assert ["b", "a"] == [item.layer for item in found.better]
+        assert ["b", "a"] == [item.layer for item in difference.better]
 
     def test_view_escapes_names_for_terminal_and_ci(self):
         names = ["::error::x", "a\x1b[31m\nb", "\u202ex", "c"]
@@ -218,10 +225,10 @@ class TestView:
 
     @pytest.mark.parametrize("kind", ["report", *sample_documents.KINDS_WITH_SAMPLES])
     def test_every_output_states_the_changes(self, kind):
-        found = getattr(sample_documents, f"{kind}_diff")()
+        difference = getattr(sample_documents, f"{kind}_diff")()
         outputs = {output.name: io.StringIO() for output in OF_DIFFS}
         for output in OF_DIFFS:
-            output.write(found, outputs[output.name])
+            output.write(difference, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
         changed = fields if kind == "report" else fields["candidates"][0]
         layer = (changed["worse"] + changed["better"])[0]["layer"]
@@ -229,7 +236,7 @@ class TestView:
         assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
         for name in ("csv", "html", "md"):
             assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
-        assert format_prose(found.view(0).conclusion) in outputs["md"].getvalue()
+        assert format_prose(difference.view(0).conclusion) in outputs["md"].getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,10 @@ def test_kivi_rounds_keys_by_channels_and_values_by_tokens():
 def test_ggml_stores_rotated_values(name):
     """Sums of signed multiples of 1/64 are exact, so all codes agree; rotating back adds 64 numbers in any order."""
     x, expected = GOLDEN["x"], GOLDEN[f"{name} rotated v"]
-    found = parse_cache(name).values(x, ONE)
+    rounded = parse_cache(name).values(x, ONE)
     size = expected.norm(dim=-1, keepdim=True)
 
-    assert bool(((found - expected).abs() <= 2 * 64 * 2.0**-24 * size).all())
+    assert bool(((rounded - expected).abs() <= 2 * 64 * 2.0**-24 * size).all())
     assert not torch.allclose(GOLDEN[name], expected)
 
 
@@ -54,10 +54,10 @@ def test_ggml_stores_rotated_values(name):
 def test_keys_are_rotated_over_the_largest_power_of_two_in_a_head(size):
     """For 128, 1/√128 is rounded, and so are sums; but that changes no code of these numbers."""
     expected = GOLDEN[f"q4_0 rotated k {size}"]
-    found = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
+    rounded = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
     norm = expected.norm(dim=-1, keepdim=True)
 
-    assert bool(((found - expected).abs() <= 4 * size * 2.0**-24 * norm).all())
+    assert bool(((rounded - expected).abs() <= 4 * size * 2.0**-24 * norm).all())
 
 
 def test_heads_that_64_does_not_divide_are_not_rotated():
@@ -135,18 +135,18 @@ def test_original_alone_gets_a_row_for_each_cache(original):
     """Each row equals a plain model whose attention gets rounded keys and values; weights are read once for all."""
     caches = ["q8_0", "q4_0:unrotated", "k=int4,v=fp8_head", "v=q4_0"]
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT, **EXACTLY}
-    found = quanterr.evaluate(original, kv=caches, **options)
+    evaluation = quanterr.evaluate(original, kv=caches, **options)
     alone = quanterr.evaluate(original, kv="q8_0", **options)
 
-    assert [f"original, kv {name}" for name in caches] == [one.name for one in found.candidates]
-    assert caches == [one.kv for one in found.candidates]
-    for name, one in zip(caches, found.candidates, strict=True):
-        assert plain(original, name) == pytest.approx(one.scores.kld_mean, rel=CLOSE), name
-        assert one.scores.kld_mean > 1e-9
-        assert ("pass", []) == (one.verdict, one.findings)
-    assert found.run.read_bytes == alone.run.read_bytes
-    assert alone.candidates[0].scores == found.candidates[0].scores
-    assert all(one.positions for one in found.candidates)
+    assert [f"original, kv {name}" for name in caches] == [candidate.name for candidate in evaluation.candidates]
+    assert caches == [candidate.kv for candidate in evaluation.candidates]
+    for name, candidate in zip(caches, evaluation.candidates, strict=True):
+        assert plain(original, name) == pytest.approx(candidate.scores.kld_mean, rel=CLOSE), name
+        assert candidate.scores.kld_mean > 1e-9
+        assert ("pass", []) == (candidate.verdict, candidate.findings)
+    assert evaluation.run.read_bytes == alone.run.read_bytes
+    assert alone.candidates[0].scores == evaluation.candidates[0].scores
+    assert all(candidate.positions for candidate in evaluation.candidates)
 
 
 @pytest.mark.session
@@ -160,9 +160,9 @@ def test_command_takes_several_caches(original, tmp_path):
 
     assert 0 == done.returncode, done.stderr
     assert ["int8_row, kv none", "int8_row, kv q8_0", "int8_row, weights alone"] == [
-        one["name"] for one in written["candidates"]
+        candidate["name"] for candidate in written["candidates"]
     ]
-    assert [None, "q8_0", None] == [one["kv"] for one in written["candidates"]]
+    assert [None, "q8_0", None] == [candidate["kv"] for candidate in written["candidates"]]
     assert written["candidates"][0]["scores"] == written["candidates"][2]["scores"]
 
 
@@ -170,10 +170,12 @@ def test_reference_takes_several_caches(original, tmp_path):
     options = {"tokens": original.parent / "ids.safetensors", "context": CONTEXT}
     study(original, save_reference=tmp_path / "reference", **options)
     caches = ["q8_0", "q4_0"]
-    found = quanterr.evaluate(original, reference=tmp_path / "reference", kv=caches, **options)
+    evaluation = quanterr.evaluate(original, reference=tmp_path / "reference", kv=caches, **options)
     beside = quanterr.evaluate(original, kv=caches, **options)
 
-    assert [one.scores for one in beside.candidates] == [one.scores for one in found.candidates]
+    assert [candidate.scores for candidate in beside.candidates] == [
+        candidate.scores for candidate in evaluation.candidates
+    ]
 
 
 def test_heads_that_do_not_fill_blocks_are_refused(tmp_path):
@@ -192,10 +194,12 @@ def test_models_without_a_cache_are_refused(tmp_path):
 
 def test_latent_keys_are_not_called_emulated(tmp_path):
     path = saved("deepseek_v3", tmp_path / "original")
-    found = quanterr.evaluate(path, kv="fp8", tokens=ids(tmp_path), context=CONTEXT)
+    evaluation = quanterr.evaluate(path, kv="fp8", tokens=ids(tmp_path), context=CONTEXT)
 
-    assert "inconclusive" == found.verdict
-    assert "keys and values were rounded behind kv_b_proj: runtimes keep what is in front of it" in found.reasons[0]
+    assert "inconclusive" == evaluation.verdict
+    assert (
+        "keys and values were rounded behind kv_b_proj: runtimes keep what is in front of it" in evaluation.reasons[0]
+    )
 
 
 def test_head_scales_come_from_the_file(tmp_path):
@@ -208,11 +212,11 @@ def test_head_scales_come_from_the_file(tmp_path):
     tensors, scales = stored(path), torch.tensor([0.005, 0.02])
     tensors |= {name: scales.clone() for name in tensors if name.endswith(".k_scale")}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    found = evaluated(original, path).candidates[0]
+    candidate = evaluated(original, path).candidates[0]
     chunks = load_file(tmp_path / "ids.safetensors")["ids"].view(-1, CONTEXT)
 
-    assert ("pass", "fp8") == (found.verdict, found.kv), found.reasons
-    assert kld(original, values, chunks, cache=(scales, 0.01)) == pytest.approx(found.scores.kld_mean, rel=CLOSE)
+    assert ("pass", "fp8") == (candidate.verdict, candidate.kv), candidate.reasons
+    assert kld(original, values, chunks, cache=(scales, 0.01)) == pytest.approx(candidate.scores.kld_mean, rel=CLOSE)
     tensors |= {name: torch.ones(3) for name in tensors if name.endswith(".k_scale")}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"3 scales of keys or values are stored for [24] heads"):

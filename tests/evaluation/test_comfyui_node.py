@@ -94,7 +94,7 @@ def test_recorded_calls_reproduce_the_model_output(family, make, tmp_path):
             again = diffusers.FluxPipeline._unpack_latents(again, 8 * shape[2], 8 * shape[3], 8)
         apart = outputs[2 * (n // 2)][n % 2] - again[0]  # one image alone instead of two: sums are cut otherwise
         assert apart.norm() <= OF_OUTPUT * again[0].norm()
-    found = quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=path)
+    evaluation = quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=path)
     assert ("pass", 4, 1) == (
-        found.verdict, found.candidates[0].outputs.calls, found.candidates[0].outputs.groups
+        evaluation.verdict, evaluation.candidates[0].outputs.calls, evaluation.candidates[0].outputs.groups
     )  # fmt: skip

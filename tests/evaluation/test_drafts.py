@@ -55,14 +55,14 @@ def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluatio
     chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
     p, q = (distributions(each, chunks, SMALL["vocab_size"]) for each in (original, draft))
     accepted = (q * (p / q).clamp(max=1)).sum(-1)
-    found = evaluation.candidates[1]
+    candidate = evaluation.candidates[1]
 
-    assert ("small, draft", True, "pass") == (found.name, found.draft, found.verdict)
-    assert pytest.approx(float(accepted.mean()), rel=FLOAT64) == found.scores.acceptance
+    assert ("small, draft", True, "pass") == (candidate.name, candidate.draft, candidate.verdict)
+    assert pytest.approx(float(accepted.mean()), rel=FLOAT64) == candidate.scores.acceptance
     chunk_se = float(accepted.mean(-1).std()) / len(accepted) ** 0.5
-    assert pytest.approx(chunk_se, rel=FLOAT64) == found.scores.acceptance_chunk_se
+    assert pytest.approx(chunk_se, rel=FLOAT64) == candidate.scores.acceptance_chunk_se
     kld = float((p * (p / q).log()).sum(-1).mean())
-    assert pytest.approx(kld, rel=FLOAT64) == found.scores.kld_mean
+    assert pytest.approx(kld, rel=FLOAT64) == candidate.scores.kld_mean
 
 
 def test_draft_does_not_change_other_candidates(made, evaluation):
@@ -76,10 +76,10 @@ def test_draft_does_not_change_other_candidates(made, evaluation):
 def test_original_as_its_own_draft_is_always_accepted(made):
     folder, original, _ = made
     copy = shutil.copytree(original, folder / "copy")
-    found = quanterr.evaluate(original, draft=copy, text=folder / "text", context=CONTEXT).candidates[0].scores
+    scores = quanterr.evaluate(original, draft=copy, text=folder / "text", context=CONTEXT).candidates[0].scores
 
-    assert pytest.approx(1, abs=96 * 2.0**-53) == found.acceptance
-    assert 0 == found.kld_mean
+    assert pytest.approx(1, abs=96 * 2.0**-53) == scores.acceptance
+    assert 0 == scores.kld_mean
 
 
 def test_command_shows_the_draft_first_and_gates_judge_it(made, tmp_path):
@@ -136,10 +136,10 @@ def test_another_vocabulary_or_model_kind_is_refused(made, tmp_path, change, why
 def test_drafts_without_tokenizers_must_agree_in_size_and_are_inconclusive(tmp_path):
     original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
     tokens = ids(tmp_path)
-    found = quanterr.evaluate(original, draft=draft, tokens=tokens, context=CONTEXT)
+    evaluation = quanterr.evaluate(original, draft=draft, tokens=tokens, context=CONTEXT)
 
-    assert "inconclusive" == found.verdict
-    assert "whether the same ids are the same tokens was not checked" in found.reasons[0]
+    assert "inconclusive" == evaluation.verdict
+    assert "whether the same ids are the same tokens was not checked" in evaluation.reasons[0]
     few = saved("llama", tmp_path / "few", vocab_size=95)
     with pytest.raises(UsageError, match="few: another vocabulary: 95 tokens, the original has 96"):
         quanterr.evaluate(original, draft=few, tokens=tokens, context=CONTEXT)
@@ -151,10 +151,10 @@ def test_draft_that_is_not_finite_has_no_scores(made, tmp_path):
     tensors = stored(broken)
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
-    found = quanterr.evaluate(original, draft=broken, text=folder / "text", context=CONTEXT)
+    evaluation = quanterr.evaluate(original, draft=broken, text=folder / "text", context=CONTEXT)
 
-    assert ("inconclusive", None) == (found.verdict, found.candidates[0].scores)
-    assert "small, draft: not finite from model.norm on" == found.reasons[0]
+    assert ("inconclusive", None) == (evaluation.verdict, evaluation.candidates[0].scores)
+    assert "small, draft: not finite from model.norm on" == evaluation.reasons[0]
 
 
 def test_draft_needs_the_original(made, tmp_path):

@@ -41,14 +41,14 @@ EXACTLY = {"dtype": "float64", "batch": 3}
 def candidate(folder, recipe=quantized_fp8):
     """Write a quantized copy of a saved model, and one with the same values as plain weights."""
     written, values = quantized_by(recipe, stored(folder))
-    found = []
+    linears = []
     for name, tensors in (("quantized", written), ("plain", values)):
         path = folder.parent / name
         path.mkdir(exist_ok=True)
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         shutil.copy(folder / "config.json", path)
-        found.append(path)
-    return found
+        linears.append(path)
+    return linears
 
 
 def plain(name, folder, chunks, dtype=torch.float64):
@@ -106,9 +106,9 @@ def test_tokens_may_be_in_memory_and_candidates_have_names(llama, evaluation):
     original, quantized, _, tokens = llama
     stored_ids = next(iter(load_file(tokens).values()))
     for given in (stored_ids, stored_ids.numpy(), stored_ids.flatten().tolist()):
-        found = quanterr.evaluate(original, {"mine": quantized}, tokens=given, context=CONTEXT, **EXACTLY)
-        assert "mine" == found.candidates[0].name
-        assert evaluation.candidates[0].scores == found.candidates[0].scores
+        in_memory = quanterr.evaluate(original, {"mine": quantized}, tokens=given, context=CONTEXT, **EXACTLY)
+        assert "mine" == in_memory.candidates[0].name
+        assert evaluation.candidates[0].scores == in_memory.candidates[0].scores
     with pytest.raises(UsageError, match=r"^tokens: expected integers, the ids of a text; got torch\.float32$"):
         quanterr.evaluate(original, quantized, tokens=torch.ones(64), context=CONTEXT)
 
@@ -122,12 +122,14 @@ def test_weights_from_another_model_are_noticed(llama, evaluation, tmp_path):
         for name, x in stored(original).items()
     }
     save_file(other, tmp_path / "other/model.safetensors", {"format": "pt"})
-    found = quanterr.evaluate(original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
-    (one,) = [one for one in found.findings if one.code == "another_source"]
+    candidate = quanterr.evaluate(original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[
+        0
+    ]
+    (finding,) = [finding for finding in candidate.findings if finding.code == "another_source"]
 
-    assert "warning" == one.severity
-    assert one.message.startswith("another model? The outputs of 16 of 16 changed weights differ")
-    assert not [one for one in evaluation.candidates[0].findings if one.code == "another_source"]
+    assert "warning" == finding.severity
+    assert finding.message.startswith("another model? The outputs of 16 of 16 changed weights differ")
+    assert not [finding for finding in evaluation.candidates[0].findings if finding.code == "another_source"]
 
 
 def test_many_micro_batches_start_no_thread(llama, monkeypatch):
@@ -159,15 +161,15 @@ class TestArchitectures:
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
         chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-        found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
-        scores = found.candidates[0].scores
+        evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
+        scores = evaluation.candidates[0].scores
         want = expected(name, *(plain(name, folder, chunks) for folder in (original, values)), chunks)
 
         assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
-        assert ("pass", []) == (found.verdict, found.candidates[0].missing)
+        assert ("pass", []) == (evaluation.verdict, evaluation.candidates[0].missing)
         assert scores.kld_mean > 1e-7
-        assert [block for block in found.candidates[0].blocks if block.relative_error]
-        assert all(weight.output_error is not None for weight in found.candidates[0].weights)
+        assert [block for block in evaluation.candidates[0].blocks if block.relative_error]
+        assert all(weight.output_error is not None for weight in evaluation.candidates[0].weights)
 
     @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "t5"])
     def test_predictions_in_float32_differ_by_rounding_only(self, name, tmp_path):
@@ -176,8 +178,8 @@ class TestArchitectures:
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
         chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-        found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, batch=2)
-        scores = found.candidates[0].scores
+        evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, batch=2)
+        scores = evaluation.candidates[0].scores
         x, y = (plain(name, folder, chunks, torch.float32) for folder in (original, values))
         want, off = expected(name, x, y, chunks), float32_allows(max(float(x.abs().max()), float(y.abs().max())))
 
@@ -189,12 +191,12 @@ class TestArchitectures:
         quantized, values = candidate(original)
         tokens = ids(tmp_path, 160)
         chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-        found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, dtype="float64", batch=5)
-        got = found.candidates[0].embeddings
+        evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, dtype="float64", batch=5)
+        got = evaluation.candidates[0].embeddings
         x, y = (plain("bert", folder, chunks).double() for folder in (original, values))
         cosines = torch.nn.functional.cosine_similarity(x.mean(1), y.mean(1))
 
-        assert "encoder" == found.kind
+        assert "encoder" == evaluation.kind
         assert pytest.approx(float(cosines.mean()), rel=FLOAT64) == got.cosine_mean
         assert pytest.approx(float((y - x).norm() / x.norm()), rel=FLOAT64) == got.relative_error
         assert 0.9 < got.rank_correlation <= 1
@@ -214,11 +216,11 @@ class TestArchitectures:
     def test_original_against_itself_is_the_same(self, llama, tmp_path):
         original, *_, tokens = llama
         copy = shutil.copytree(original, tmp_path / "copy")
-        found = quanterr.evaluate(original, [copy], tokens=tokens, context=CONTEXT).candidates[0]
+        candidate = quanterr.evaluate(original, [copy], tokens=tokens, context=CONTEXT).candidates[0]
 
-        assert (0, 1, 0) == (found.scores.kld_mean, found.scores.top1, found.scores.kld_max)
-        assert {0.0} == {block.relative_error for block in found.blocks}
-        assert {0.0} == {weight.output_error for weight in found.weights}
+        assert (0, 1, 0) == (candidate.scores.kld_mean, candidate.scores.top1, candidate.scores.kld_max)
+        assert {0.0} == {block.relative_error for block in candidate.blocks}
+        assert {0.0} == {weight.output_error for weight in candidate.weights}
 
 
 def test_head_stored_only_by_the_quantized_side_is_used(tmp_path):
@@ -237,11 +239,11 @@ def test_head_stored_only_by_the_quantized_side_is_used(tmp_path):
     (tmp_path / "plain/config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(original, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, **EXACTLY)
-    scores = found.candidates[0].scores
+    evaluation = quanterr.evaluate(original, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, **EXACTLY)
+    scores = evaluation.candidates[0].scores
     want = expected("llama", *(plain("llama", folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
 
-    assert "pass" == found.verdict, found.reasons
+    assert "pass" == evaluation.verdict, evaluation.reasons
     assert scores.kld_mean > 1e-6
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
 
@@ -258,10 +260,10 @@ class TestOutputErrors:
         x = inputs[0].flatten(0, 1).double()
         w, q = (stored(folder)[name].double() for folder in (original, values))
         want = float((x @ (q - w).T).square().sum() / (x @ w.T).square().sum())
-        found = next(weight for weight in evaluation.candidates[0].weights if weight.layer_name == name)
+        weight = next(weight for weight in evaluation.candidates[0].weights if weight.layer_name == name)
 
-        assert pytest.approx(want, rel=FLOAT64) == found.output_error
-        assert (96, "model.layers.1") == (found.inputs, found.block)
+        assert pytest.approx(want, rel=FLOAT64) == weight.output_error
+        assert (96, "model.layers.1") == (weight.inputs, weight.block)
 
     @pytest.mark.parametrize("rows", [256, 12, 5], ids=["many inputs", "some wait for others", "all wait to the end"])
     def test_output_errors_are_the_same_from_inputs_and_from_outputs(self, monkeypatch, rows):
@@ -272,7 +274,7 @@ class TestOutputErrors:
         others = [{slot.name: slot.tensor.detach() + errors[slot.name] for slot in unit.slots}]
         others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
         batches = [(numbers(rows, 16, seed=n).double(), numbers(rows, 16, seed=10 + n).double()) for n in (2, 3)]
-        found, blocks = [], []
+        outcomes, blocks = [], []
         for most, edge in ((0, 0), (gram.MAX_ELEMENTS, gram.BLOCK_COLUMNS), (gram.MAX_ELEMENTS, 5)):
             monkeypatch.setattr(gram, "MAX_ELEMENTS", most)
             monkeypatch.setattr(gram, "BLOCK_COLUMNS", edge)
@@ -285,12 +287,16 @@ class TestOutputErrors:
                         module["a"](x), module["b"](x), module["a"](more)
                 watching.finish()
             blocks.append(max((len(each._blocks) for each in watching._gram.values()), default=0))
-            found.append({name: product.noise[0] for name, product in products.items()})
-            assert {name: product.noise[1] for name, product in products.items()} == found[-1]
-        own = {name: [x for x, _ in batches] + [more for _, more in batches if name == "u.a.weight"] for name in errors}
-        want = {n: sum(float((x @ errors[n].t()).square().sum()) for x in inputs) for n, inputs in own.items()}
+            outcomes.append({name: product.noise[0] for name, product in products.items()})
+            assert {name: product.noise[1] for name, product in products.items()} == outcomes[-1]
+        inputs_by_weight = {
+            name: [x for x, _ in batches] + [more for _, more in batches if name == "u.a.weight"] for name in errors
+        }
+        want = {
+            n: sum(float((x @ errors[n].t()).square().sum()) for x in inputs) for n, inputs in inputs_by_weight.items()
+        }
 
-        for ways in found:
+        for ways in outcomes:
             assert pytest.approx(want, rel=FLOAT64) == ways
         assert [0, 1, 4] == blocks  # all ways were used
 
@@ -341,12 +347,12 @@ class TestOutputErrors:
         weight = model.get_submodule(module).weight.detach().double()
         saliency = weight.square() * (variance[:, None] if kind == "gpt2" else variance)
         columns = saliency.sum(1 if kind == "gpt2" else 0)
-        found = next(row for row in json.loads(path.read_text())["weights"] if row["layer_name"].endswith(name))
+        salient = next(row for row in json.loads(path.read_text())["weights"] if row["layer_name"].endswith(name))
 
-        assert columns.topk(max(round(len(columns) * 0.05), 1)).indices.tolist() == found["columns"]
-        assert set(saliency.view(-1).topk(round(saliency.numel() * 0.05)).indices.tolist()) == set(found["weights"])
-        share = saliency.view(-1)[found["weights"]].sum() / saliency.sum()
-        assert pytest.approx(float(share), rel=2.0**-22) == found["weight_share"]  # three roundings to float32
+        assert columns.topk(max(round(len(columns) * 0.05), 1)).indices.tolist() == salient["columns"]
+        assert set(saliency.view(-1).topk(round(saliency.numel() * 0.05)).indices.tolist()) == set(salient["weights"])
+        share = saliency.view(-1)[salient["weights"]].sum() / saliency.sum()
+        assert pytest.approx(float(share), rel=2.0**-22) == salient["weight_share"]  # three roundings to float32
 
     @pytest.mark.parametrize("percent", [0, 101])
     def test_saliency_must_be_a_share(self, llama, tmp_path, percent):
@@ -369,13 +375,17 @@ class TestTokens:
         folder = shutil.copytree(original, tmp_path / "original")
         with_words(folder)
         (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(96)))
-        found = quanterr.evaluate(folder, [quantized], text=str(tmp_path / "text.txt"), context=CONTEXT)
+        evaluation = quanterr.evaluate(folder, [quantized], text=str(tmp_path / "text.txt"), context=CONTEXT)
         numbers = tmp_path / "n.safetensors"
         save_file({"ids": torch.arange(96) % 90}, numbers)
         same = quanterr.evaluate(folder, [quantized], tokens=numbers, context=CONTEXT)
 
-        assert found.candidates[0].scores == same.candidates[0].scores
-        assert (found.tokens.sha256, 3, 45) == (same.tokens.sha256, found.tokens.chunks, found.tokens.scored)
+        assert evaluation.candidates[0].scores == same.candidates[0].scores
+        assert (evaluation.tokens.sha256, 3, 45) == (
+            same.tokens.sha256,
+            evaluation.tokens.chunks,
+            evaluation.tokens.scored,
+        )
 
     def test_beginning_gives_the_same_tokens_as_a_long_text(self, llama, tmp_path):
         from quanterr.evaluation.models.folder import ModelFolder
@@ -384,8 +394,8 @@ class TestTokens:
         folder = shutil.copytree(llama[0], tmp_path / "original")
         with_words(folder)
         (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(20000)))
-        found = ModelFolder(folder, str(folder))
-        whole, beginning = (read_text(str(tmp_path / "text.txt"), found, enough) for enough in (None, 64))
+        model_files = ModelFolder(folder, str(folder))
+        whole, beginning = (read_text(str(tmp_path / "text.txt"), model_files, enough) for enough in (None, 64))
 
         assert 20000 == len(whole.ids)
         assert 64 <= len(beginning.ids) < 1000
@@ -398,25 +408,25 @@ class TestGates:
         return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, require=require, **EXACTLY)
 
     def test_gates_on_interval_ends_need_enough_chunks(self, llama):
-        found = self.evaluated(llama, "upper(kld_mean) <= 1e9", "kld_mean <= 1e9")
-        gate, other = found.candidates[0].gates
+        evaluation = self.evaluated(llama, "upper(kld_mean) <= 1e9", "kld_mean <= 1e9")
+        gate, other = evaluation.candidates[0].gates
 
-        assert ("inconclusive", "fail", "pass") == (found.verdict, gate.status, other.status)
-        assert "cannot be judged: upper() needs at least 8 chunks of text, found " in found.reasons[0]
+        assert ("inconclusive", "fail", "pass") == (evaluation.verdict, gate.status, other.status)
+        assert "cannot be judged: upper() needs at least 8 chunks of text, found " in evaluation.reasons[0]
 
     def test_gates_judge_the_value_and_the_interval_end(self, llama, evaluation):
         kld, error = (evaluation.candidates[0].value(name) for name in ("kld_mean", "kld_mean_chunk_se"))
-        own = max(error, evaluation.candidates[0].value("kld_mean_se"))
-        between = kld + own
+        deviation = max(error, evaluation.candidates[0].value("kld_mean_se"))
+        between = kld + deviation
         evaluation.candidates[0].scores.chunks, chunks = 8, evaluation.candidates[0].scores.chunks
         rules = [f"kld_mean <= {between!r}", f"upper(kld_mean) <= {between!r}", "lower(top1)>=0"]
-        found = judge(evaluation, require=rules)
+        judged = judge(evaluation, require=rules)
         evaluation.candidates[0].scores.chunks = chunks
-        gates = found.candidates[0].gates
+        gates = judged.candidates[0].gates
 
         assert ["pass", "fail", "pass"] == [gate.status for gate in gates]
-        assert pytest.approx(kld + 1.96 * own) == gates[1].observed
-        assert ("fail", [f"quantized: {gates[1].message}"]) == (found.verdict, found.reasons)
+        assert pytest.approx(kld + 1.96 * deviation) == gates[1].observed
+        assert ("fail", [f"quantized: {gates[1].message}"]) == (judged.verdict, judged.reasons)
 
     @pytest.mark.parametrize(
         ("rule", "told"),
@@ -426,18 +436,18 @@ class TestGates:
             ("upper(kld_max) <= 1", "kld_max has no standard error"),
         ],
     )
-    def test_invalid_gates_cost_no_run(self, tmp_path, rule, told):
-        with pytest.raises(UsageError, match=told.replace("(", r"\(").replace("?", r"\?")):
+    def test_invalid_gates_cost_no_run(self, tmp_path, rule, message):
+        with pytest.raises(UsageError, match=message.replace("(", r"\(").replace("?", r"\?")):
             quanterr.evaluate(tmp_path / "nowhere", ["x"], tokens="none", require=[rule])
 
     def test_gates_on_values_that_an_encoder_lacks_fail(self, tmp_path):
         original = saved("bert", tmp_path / "original")
         quantized, _ = candidate(original)
-        found = quanterr.evaluate(
+        evaluation = quanterr.evaluate(
             original, [quantized], tokens=ids(tmp_path), context=CONTEXT, require=["kld_mean <= 1", "cosine_min > 0.5"]
         )
 
-        assert ["fail", "pass"] == [gate.status for gate in found.candidates[0].gates]
+        assert ["fail", "pass"] == [gate.status for gate in evaluation.candidates[0].gates]
 
 
 class TestInvalidInputs:
@@ -451,38 +461,38 @@ class TestInvalidInputs:
 
     def test_missing_weight_is_taken_from_the_original_and_inconclusive(self, llama, tmp_path):
         name = "model.layers.0.mlp.up_proj.weight"
-        found = self.edited(llama, tmp_path, lambda tensors: (tensors.pop(name), tensors.pop(f"{name}_scale")))
-        (candidate,) = found.candidates
+        evaluation = self.edited(llama, tmp_path, lambda tensors: (tensors.pop(name), tensors.pop(f"{name}_scale")))
+        (candidate,) = evaluation.candidates
 
-        assert ("inconclusive", [name]) == (found.verdict, [item.layer_name for item in candidate.missing])
-        assert f"1 tensor taken from the original: {name}" in found.reasons[0]
+        assert ("inconclusive", [name]) == (evaluation.verdict, [item.layer_name for item in candidate.missing])
+        assert f"1 tensor taken from the original: {name}" in evaluation.reasons[0]
         assert candidate.scores is not None
 
     def test_nan_is_inconclusive_and_its_first_block_is_named(self, llama, tmp_path):
         def spoil(tensors):
             tensors["model.layers.1.input_layernorm.weight"][3] = float("nan")
 
-        found = self.edited(llama, tmp_path, spoil)
+        evaluation = self.edited(llama, tmp_path, spoil)
 
-        assert ("inconclusive", "model.layers.1") == (found.verdict, found.candidates[0].not_finite)
-        assert None is found.candidates[0].scores
-        json.loads(found.to_json())
+        assert ("inconclusive", "model.layers.1") == (evaluation.verdict, evaluation.candidates[0].not_finite)
+        assert None is evaluation.candidates[0].scores
+        json.loads(evaluation.to_json())
 
     def test_unused_tensor_is_inconclusive(self, llama, tmp_path):
         bias = "model.layers.0.mlp.up_proj.bias"
-        found = self.edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
+        evaluation = self.edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
 
-        assert "inconclusive" == found.verdict
-        assert f"1 tensor of the candidate not used: {bias}" in found.reasons[0]
+        assert "inconclusive" == evaluation.verdict
+        assert f"1 tensor of the candidate not used: {bias}" in evaluation.reasons[0]
 
     def test_overflowing_perplexity_is_not_finite(self, llama, tmp_path):
         def blow_up(tensors):
             tensors["lm_head.weight"] *= 1e6
 
-        found = self.edited(llama, tmp_path, blow_up)
+        evaluation = self.edited(llama, tmp_path, blow_up)
 
-        assert ("inconclusive", "the perplexity") == (found.verdict, found.candidates[0].not_finite)
-        json.loads(found.to_json())
+        assert ("inconclusive", "the perplexity") == (evaluation.verdict, evaluation.candidates[0].not_finite)
+        json.loads(evaluation.to_json())
 
     def test_original_must_have_every_tensor_its_config_needs(self, llama, tmp_path):
         folder = shutil.copytree(llama[2], tmp_path / "original")
@@ -508,11 +518,11 @@ class TestInvalidInputs:
             ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "declares a quantized model"),
         ],
     )
-    def test_unusable_config_is_named(self, llama, tmp_path, fields, told):
+    def test_unusable_config_is_named(self, llama, tmp_path, fields, message):
         folder = shutil.copytree(llama[0], tmp_path / "original")
         (folder / "config.json").write_text(json.dumps(fields))
 
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=message):
             quanterr.evaluate(folder, [llama[1]], tokens=llama[3])
 
     def test_missing_config_or_tokenizer_or_too_little_text_is_explained(self, llama, tmp_path):
@@ -581,15 +591,15 @@ class TestTasks:
             questions.append({"question": " ".join(words), "choices": [*choices, " w7"], "answer": n % 4})
         path = folder / "words.jsonl"
         path.write_text("".join(f"{json.dumps(question)}\n" for question in questions))
-        found = quanterr.evaluate(original, [quantized], tokens=ids(folder), context=CONTEXT, tasks=[path])
-        return found, questions, original, values
+        evaluation = quanterr.evaluate(original, [quantized], tokens=ids(folder), context=CONTEXT, tasks=[path])
+        return evaluation, questions, original, values
 
     def test_answers_equal_plain_transformers(self, made):
-        found, questions, *folders = made
+        evaluation, questions, *folders = made
         answers = []
         for folder in folders:
             model = auto_of("llama").from_pretrained(folder).eval()
-            own = []
+            choices = []
             for each in questions:
                 likelihoods = []
                 for choice in each["choices"]:
@@ -598,10 +608,10 @@ class TestTasks:
                     with torch.inference_mode():
                         log = model(torch.tensor([context + behind])).logits[0].double().log_softmax(-1)
                     likelihoods.append(sum(float(log[len(context) - 1 + n, word]) for n, word in enumerate(behind)))
-                own.append(likelihoods.index(max(likelihoods)))
-            answers.append(own)
-        right = [[a == q["answer"] for a, q in zip(own, questions, strict=True)] for own in answers]
-        (task,) = found.candidates[0].tasks
+                choices.append(likelihoods.index(max(likelihoods)))
+            answers.append(choices)
+        right = [[a == q["answer"] for a, q in zip(choices, questions, strict=True)] for choices in answers]
+        (task,) = evaluation.candidates[0].tasks
 
         assert ("words", 12) == (task.name, task.questions)
         assert (sum(right[0]) / 12, sum(right[1]) / 12) == (task.accuracy_original, task.accuracy)
@@ -609,9 +619,9 @@ class TestTasks:
 
     def test_gates_may_ask_for_the_worst_task(self, made):
 
-        found = judge(made[0], require=["agreement >= 0", "accuracy > 1"])
+        judged = judge(made[0], require=["agreement >= 0", "accuracy > 1"])
 
-        assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
+        assert ["pass", "fail"] == [gate.status for gate in judged.candidates[0].gates]
 
     @pytest.mark.parametrize(
         ("lost", "won", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 0.0625), (1, 9, 0.021484375), (600, 600, 1)]
@@ -634,9 +644,9 @@ class TestTasks:
             ("", "holds no question"),
         ],
     )
-    def test_invalid_question_is_an_error(self, llama, tmp_path, line, told):
+    def test_invalid_question_is_an_error(self, llama, tmp_path, line, message):
         (tmp_path / "t.jsonl").write_text(line)
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             quanterr.evaluate(llama[0], [llama[1]], tokens=llama[3], context=CONTEXT, tasks=[tmp_path / "t.jsonl"])
 
 
@@ -662,9 +672,9 @@ class TestHarness:
 
         original, quantized, values = sides
         requests = [SimpleNamespace(args=("w1 w2 w3", " w4 w5")), SimpleNamespace(args=("w9", " w8"))]
-        for own, folder in ((None, original), (quantized, values)):
-            found = StreamedModel(original, own, dtype="float64").loglikelihood(requests)
-            for (total, greedy), words, n in zip(found, ([1, 2, 3, 4, 5], [9, 8]), (2, 1), strict=True):
+        for quantized_side, folder in ((None, original), (quantized, values)):
+            likelihoods = StreamedModel(original, quantized_side, dtype="float64").loglikelihood(requests)
+            for (total, greedy), words, n in zip(likelihoods, ([1, 2, 3, 4, 5], [9, 8]), (2, 1), strict=True):
                 logits = self.plain(folder, words)[-n - 1 : -1]
                 targets = torch.tensor(words[-n:])
                 want = float(logits.log_softmax(-1).gather(1, targets[:, None]).sum())
@@ -676,12 +686,12 @@ class TestHarness:
         from quanterr.lm_eval import StreamedModel
 
         words = list(range(3, 40))
-        (found,) = StreamedModel(sides[0], dtype="float64").loglikelihood_rolling(
+        (likelihood,) = StreamedModel(sides[0], dtype="float64").loglikelihood_rolling(
             [SimpleNamespace(args=(" ".join(f"w{word}" for word in words),))]
         )
         logits = self.plain(sides[0], words)[:-1].log_softmax(-1)
 
-        assert pytest.approx(float(logits.gather(1, torch.tensor(words[1:])[:, None]).sum()), rel=FLOAT64) == found
+        assert pytest.approx(float(logits.gather(1, torch.tensor(words[1:])[:, None]).sum()), rel=FLOAT64) == likelihood
 
     def test_harness_does_not_generate(self, sides):
         from quanterr.lm_eval import StreamedModel
@@ -702,22 +712,22 @@ class TestTexts:
 
     @pytest.mark.parametrize("case", NO_TEXTS)
     def test_invalid_texts_are_inconclusive(self, llama, tmp_path, case):
-        ids, told = NO_TEXTS[case]
+        ids, expected_reason = NO_TEXTS[case]
         save_file({"ids": ids}, tmp_path / "ids.safetensors")
-        found = quanterr.evaluate(llama[0], [llama[1]], tokens=tmp_path / "ids.safetensors", context=16, **EXACTLY)
+        evaluation = quanterr.evaluate(llama[0], [llama[1]], tokens=tmp_path / "ids.safetensors", context=16, **EXACTLY)
 
-        assert "inconclusive" == found.verdict
-        assert any(told in reason for reason in found.reasons), found.reasons
+        assert "inconclusive" == evaluation.verdict
+        assert any(expected_reason in reason for reason in evaluation.reasons), evaluation.reasons
 
     def test_invalid_texts_are_logged_where_the_original_is_measured_alone(self, llama, tmp_path, logged):
-        ids, told = NO_TEXTS["constant"]
+        ids, reason = NO_TEXTS["constant"]
         save_file({"ids": ids}, tmp_path / "ids.safetensors")
         quanterr.evaluation.run.study(
             llama[0], tokens=tmp_path / "ids.safetensors", context=16, importance_out=tmp_path / "i.gguf", **EXACTLY
         )
 
         assert ["ERROR"] * 2 == [record.levelname for record in logged]  # its chunks are also all the same
-        assert any(told in record.getMessage() for record in logged)
+        assert any(reason in record.getMessage() for record in logged)
 
 
 class TestModel:
@@ -745,16 +755,16 @@ class TestModel:
 
     def evaluated(self, llama, original, quantized, *rules):
         options = EXACTLY | {"tokens": llama[3], "context": CONTEXT, "require": rules}
-        found = quanterr.evaluate(original, [quantized], **options)
-        return found, found.candidates[0].findings
+        evaluation = quanterr.evaluate(original, [quantized], **options)
+        return evaluation, evaluation.candidates[0].findings
 
     @pytest.mark.parametrize(("rules", "verdict"), [((), "pass"), (("kld_mean <= 1",), "inconclusive")])
     def test_original_as_candidate_is_reported_and_passes_no_gate(self, llama, rules, verdict):
-        evaluation, (found,) = self.evaluated(llama, llama[0], llama[0], *rules)
+        evaluation, (finding,) = self.evaluated(llama, llama[0], llama[0], *rules)
 
-        assert ("identical", "warning") == (found.code, found.severity)
+        assert ("identical", "warning") == (finding.code, finding.severity)
         assert verdict == evaluation.verdict
-        assert not rules or ["original: " + found.message] == evaluation.reasons
+        assert not rules or ["original: " + finding.message] == evaluation.reasons
 
     def test_same_model_is_judged(self, llama, original, quantized):
         evaluation, findings = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
@@ -773,18 +783,18 @@ class TestModel:
     def test_another_configuration_is_reported_and_passes_no_gate(self, llama, original, quantized, key, value):
         fields = json.loads((quantized / "config.json").read_text())
         (quantized / "config.json").write_text(json.dumps(fields | {key: value}))
-        evaluation, (found,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+        evaluation, (finding,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
 
-        assert ("config_mismatch", "warning") == (found.code, found.severity)
-        assert ("inconclusive", [f"quantized: {found.message}"]) == (evaluation.verdict, evaluation.reasons)
+        assert ("config_mismatch", "warning") == (finding.code, finding.severity)
+        assert ("inconclusive", [f"quantized: {finding.message}"]) == (evaluation.verdict, evaluation.reasons)
 
     def test_another_tokenizer_is_reported_and_passes_no_gate(self, llama, original, quantized):
         fields = json.loads((quantized / "tokenizer.json").read_text())
         fields["model"]["vocab"] |= {"w7": 8, "w8": 7}
         (quantized / "tokenizer.json").write_text(json.dumps(fields))
-        evaluation, (found,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+        evaluation, (finding,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
 
-        assert "is another tokenizer than the original's" in found.message
+        assert "is another tokenizer than the original's" in finding.message
         assert "inconclusive" == evaluation.verdict
 
     def test_tokenizer_in_another_form_counts_as_the_same(self, llama, original, quantized):
@@ -812,11 +822,11 @@ class TestUnknown:
         (original / "tokenizer_config.json").write_text(json.dumps(fields))
         words = [f"w{n % 90}" for n in range(100 - unknown)] + ["zzz"] * unknown
         (tmp_path / "t.txt").write_text(" ".join(words[(37 * n) % 100] for n in range(100)))
-        found = quanterr.evaluate(original, [llama[1]], text=tmp_path / "t.txt", context=20, **EXACTLY)
+        evaluation = quanterr.evaluate(original, [llama[1]], text=tmp_path / "t.txt", context=20, **EXACTLY)
 
-        assert unknown / 100 == found.tokens.unknown
-        assert verdict == found.verdict
-        assert (verdict == "pass") == ("tokens are unknown to the tokenizer" not in " ".join(found.reasons))
+        assert unknown / 100 == evaluation.tokens.unknown
+        assert verdict == evaluation.verdict
+        assert (verdict == "pass") == ("tokens are unknown to the tokenizer" not in " ".join(evaluation.reasons))
 
 
 class TestMassiveActivations:
@@ -825,17 +835,17 @@ class TestMassiveActivations:
 
         original, _, _, tokens = llama
         model = transformers.AutoModelForCausalLM.from_pretrained(original, dtype=torch.float64).eval()
-        found = {}
+        measured = {}
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear):
-                keep = found.setdefault(f"{name}.weight", [])
+                keep = measured.setdefault(f"{name}.weight", [])
                 module.register_forward_hook(lambda _, given, __, keep=keep: keep.append(given[0].flatten(0, -2)))
         with torch.inference_mode():
             half = CONTEXT // 2
             model(load_file(tokens)["ids"].view(-1, CONTEXT), use_cache=False, logits_to_keep=CONTEXT - half)
-        norms = {name: torch.cat(inputs).norm(dim=-1) for name, inputs in found.items()}
+        norms = {name: torch.cat(inputs).norm(dim=-1) for name, inputs in measured.items()}
         want = {name: float(each.max() / each.log().mean().exp()) for name, each in norms.items()}
-        spreads = {one.layer_name: one.input_spread for one in evaluation.candidates[0].weights}
+        spreads = {weight.layer_name: weight.input_spread for weight in evaluation.candidates[0].weights}
 
         assert spreads.pop("model.embed_tokens.weight") is None
         assert want == pytest.approx(spreads, rel=FLOAT64)
@@ -856,11 +866,11 @@ class TestMassiveActivations:
         save_file({"ids": tokens}, tmp_path / "ids.safetensors")
         options = {"tokens": tmp_path / "ids.safetensors", "context": CONTEXT}
         [candidate] = quanterr.evaluate(original, against=["int8_row"], **options).candidates
-        [found] = [one for one in candidate.findings if one.code == "massive_activations"]
+        [finding] = [finding for finding in candidate.findings if finding.code == "massive_activations"]
 
-        assert ("info", "model.layers.0.mlp.down_proj.weight") == (found.severity, found.layer)
-        assert "1 changed weight" in found.message
-        assert found.evidence["spreads"][found.layer] > 1000
+        assert ("info", "model.layers.0.mlp.down_proj.weight") == (finding.severity, finding.layer)
+        assert "1 changed weight" in finding.message
+        assert finding.evidence["spreads"][finding.layer] > 1000
         assert "pass" == candidate.verdict
 
 
@@ -881,8 +891,8 @@ def test_large_output_error_that_scores_hardly_show_is_a_warning(llama, tmp_path
     save_file(tensors | {name: 2 * tensors[name]}, tmp_path / "other/model.safetensors", {"format": "pt"})
     shutil.copy(original / "config.json", tmp_path / "other")
     [candidate] = quanterr.evaluate(original, tmp_path / "other", tokens=tokens, context=CONTEXT).candidates
-    [found] = [one for one in candidate.findings if one.code == "large_output_errors"]
+    [finding] = [finding for finding in candidate.findings if finding.code == "large_output_errors"]
 
-    assert ("warning", name, [name]) == (found.severity, found.layer, found.evidence["layers"])
-    assert f"1 of 1 changed weight, up to 100 %: {name}" in found.message
-    assert "compare" in found.remedy
+    assert ("warning", name, [name]) == (finding.severity, finding.layer, finding.evidence["layers"])
+    assert f"1 of 1 changed weight, up to 100 %: {name}" in finding.message
+    assert "compare" in finding.remedy

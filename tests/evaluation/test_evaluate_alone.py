@@ -90,17 +90,17 @@ def of_file(path):
 
 @torch.inference_mode()
 def computed(model):
-    found = model(input_ids=TOKENS, use_cache=False) if "Bert" not in type(model).__name__ else model(input_ids=TOKENS)
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+    output = model(input_ids=TOKENS, use_cache=False) if "Bert" not in type(model).__name__ else model(input_ids=TOKENS)
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_from_a_file_computes_the_same_as_the_original(name, tmp_path):
     folder, path = converted(name, tmp_path)
-    want, found = of_folder(folder), of_file(path)
-    want = want[..., : found.shape[-1]]  # a Gemma 3 file has no rows without a token
+    want, output = of_folder(folder), of_file(path)
+    want = want[..., : output.shape[-1]]  # a Gemma 3 file has no rows without a token
     exact = not name.startswith(("gemma", "llama3", "qwen3_5"))
-    torch.testing.assert_close(found, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
+    torch.testing.assert_close(output, want, rtol=0, atol=(FLOAT64 if exact else FLOAT32) * float(want.abs().max()))
 
 
 GOLDEN = json.loads(lzma.decompress((Path(__file__).parents[1] / "golden_tokenizers/tokenizers.json.xz").read_bytes()))
@@ -161,12 +161,12 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
         ("smollm3", {}, "no config follows from the metadata of the architecture smollm3 yet"),
     ],
 )
-def test_unsupported_metadata_is_refused_by_name(name, changed, said, tmp_path):
+def test_unsupported_metadata_is_refused_by_name(name, changed, message, tmp_path):
     _, path = converted(name, tmp_path, **changed)
-    with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError) as found:
+    with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError) as caught:
         as_original(checkpoint, None)
-    assert said in str(found.value)
-    assert "with --config FOLDER" in str(found.value)
+    assert message in str(caught.value)
+    assert "with --config FOLDER" in str(caught.value)
 
 
 def test_metadata_refused_by_transformers_is_an_error(tmp_path):
@@ -188,9 +188,9 @@ def test_metadata_refused_by_transformers_is_an_error(tmp_path):
         ({"tokenizer.ggml.token_type": (1,)}, "has not one type for each of"),
     ],
 )
-def test_unknown_tokenizer_is_refused_by_name(changed, said):
+def test_unknown_tokenizer_is_refused_by_name(changed, message):
     keys = {key: tuple(value) if isinstance(value, list) else value for key, value in GOLDEN["smollm"]["keys"].items()}
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         tokenizer_files(keys | changed)
 
 
@@ -207,18 +207,18 @@ def test_given_config_replaces_the_metadata(tmp_path):
     shutil.copy(folder / "config.json", tmp_path / "config")
     options = {"tokens": tmp_path / "ids.safetensors", "context": 16, "against": "int8_row"}
     want = quanterr.evaluate(folder, **options).candidates[0].scores
-    found = quanterr.evaluate(path, config=tmp_path / "config", **options).candidates[0].scores
-    assert (found.ppl_original, found.kld_mean) == pytest.approx((want.ppl_original, want.kld_mean), rel=1e-6)
+    scores = quanterr.evaluate(path, config=tmp_path / "config", **options).candidates[0].scores
+    assert (scores.ppl_original, scores.kld_mean) == pytest.approx((want.ppl_original, want.kld_mean), rel=1e-6)
     with pytest.raises(quanterr.CheckpointError, match=r"tokenizer.json: missing"):
         quanterr.evaluate(path, config=tmp_path / "config", text=__file__, against="int8_row")
 
 
 def test_perplexity_equals_the_number_printed_by_llama_cpp():
     """The whole file comes from llama.cpp: its metadata, its conversion and its quantization."""
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         PERPLEXITY / "q4_0.gguf", against="int8_row", tokens=PERPLEXITY / "ids.safetensors", context=64
     )
-    assert found.candidates[0].scores.ppl_original == pytest.approx(PRINTED["ppl"][0], **NEAR)
+    assert evaluation.candidates[0].scores.ppl_original == pytest.approx(PRINTED["ppl"][0], **NEAR)
 
 
 CHAT = '{"messages": [{"role": "user", "content": "Is it there?"}, {"role": "assistant", "content": "The fox is."}]}'
@@ -258,20 +258,20 @@ LLAMA_KEYS = {
 
 def test_file_alone_is_evaluated_as_with_its_folder(sides):
     options = {"text": sides / "text.txt", "chat": sides / "chat.jsonl", "context": 32, "against": "int8_row"}
-    want, found = (quanterr.evaluate(sides / name, **options) for name in ("original", "model.gguf"))
-    assert (found.verdict, found.tokens.sha256, found.model) == ("pass", want.tokens.sha256, want.model)
-    assert found.original_bytes == open_checkpoint(sides / "model.gguf").nbytes
-    for one, other in zip(want.candidates[0].texts, found.candidates[0].texts, strict=True):
+    want, alone = (quanterr.evaluate(sides / name, **options) for name in ("original", "model.gguf"))
+    assert (alone.verdict, alone.tokens.sha256, alone.model) == ("pass", want.tokens.sha256, want.model)
+    assert alone.original_bytes == open_checkpoint(sides / "model.gguf").nbytes
+    for text, other in zip(want.candidates[0].texts, alone.candidates[0].texts, strict=True):
         for measure in ("ppl_original", "ppl", "kld_mean"):
-            assert getattr(other.scores, measure) == pytest.approx(getattr(one.scores, measure), rel=1e-6)
-        assert one.scores.kld_mean > 1e-6
+            assert getattr(other.scores, measure) == pytest.approx(getattr(text.scores, measure), rel=1e-6)
+        assert text.scores.kld_mean > 1e-6
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     (_, path), (_, candidate) = (converted("qwen3_5", tmp_path / kind, kind) for kind in ("F32", "Q8_0"))
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
-    found = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
-    assert (found.verdict, found.candidates[0].missing) == ("pass", [])
+    evaluation = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
+    assert (evaluation.verdict, evaluation.candidates[0].missing) == ("pass", [])
 
 
 def test_plan_for_a_file_alone_is_verified_and_names_its_tensors(sides, tmp_path):

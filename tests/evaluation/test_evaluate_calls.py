@@ -87,12 +87,12 @@ def saved(name, folder):
 
 def recorded(name, path, number_of_calls=6, **changed):
     """Write a file of calls in two groups."""
-    tensors, said = {}, {}
+    tensors, described = {}, {}
     for number in range(number_of_calls):
-        own, plain = inputs_of(name, number)
-        tensors |= {f"{number:04}/{key}": value.contiguous() for key, value in own.items()}
-        said[f"{number:04}"] = {"group": f"prompt {number // 3}", "step": number % 3, "arguments": plain}
-    metadata = {"version": 1, "class": name, "calls": said} | changed
+        arguments, plain = inputs_of(name, number)
+        tensors |= {f"{number:04}/{key}": value.contiguous() for key, value in arguments.items()}
+        described[f"{number:04}"] = {"group": f"prompt {number // 3}", "step": number % 3, "arguments": plain}
+    metadata = {"version": 1, "class": name, "calls": described} | changed
     save_file(tensors, path, {"quanterr.inputs": json.dumps(metadata)})
     return path
 
@@ -112,20 +112,20 @@ def fp8_scaled(tensors):
 
 def errors(model, values, name, calls):
     """Return the error of each call by diffusers' own forward."""
-    found = []
+    errors_of_calls = []
     base = {key: value.clone() for key, value in model.state_dict().items()}
     for number in range(calls):
-        own, plain = inputs_of(name, number)
+        arguments, plain = inputs_of(name, number)
         outputs = []
         for state in (base, values):
             model.load_state_dict(state)
             with torch.no_grad():
-                returned = model(**own, **plain)
+                returned = model(**arguments, **plain)
             outputs.append((returned[0] if isinstance(returned, tuple) else returned.sample).double())
         x, y = outputs
-        found.append(float((y - x).square().sum() / x.square().sum()))
+        errors_of_calls.append(float((y - x).square().sum() / x.square().sum()))
     model.load_state_dict(base)
-    return found
+    return errors_of_calls
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -134,8 +134,8 @@ def test_output_errors_equal_diffusers_own_forward(name, tmp_path):
     written, values = fp8_scaled(load_file(next((tmp_path / "original").glob("*.safetensors"))))
     save_file(written, tmp_path / "fp8.safetensors")
     inputs = recorded(name, tmp_path / "inputs.safetensors")
-    found = quanterr.evaluate(tmp_path / "original", [tmp_path / "fp8.safetensors"], inputs=inputs)
-    outputs, expected = found.candidates[0].outputs, errors(model, values, name, 6)
+    evaluation = quanterr.evaluate(tmp_path / "original", [tmp_path / "fp8.safetensors"], inputs=inputs)
+    outputs, expected = evaluation.candidates[0].outputs, errors(model, values, name, 6)
     means = [sum(expected[:3]) / 3, sum(expected[3:]) / 3]
 
     mean = sum(expected) / 6
@@ -144,7 +144,7 @@ def test_output_errors_equal_diffusers_own_forward(name, tmp_path):
     assert f"{expected.index(max(expected)):04}" == outputs.worst_call
     assert abs(means[0] - means[1]) / 2 == pytest.approx(outputs.output_error_se, abs=mean * of_squared_error(mean))
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in outputs.steps]
-    assert ("calls", "pass", 2) == (found.kind, found.verdict, outputs.groups)
+    assert ("calls", "pass", 2) == (evaluation.kind, evaluation.verdict, outputs.groups)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,10 @@ def test_call_without_a_needed_argument_is_refused(tmp_path):
 
 def test_unsuitable_shapes_are_wrong_usage(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
-    own, _ = inputs_of("FluxTransformer2DModel", 0)
-    tensors = {f"a/{key}": value.contiguous() for key, value in own.items()} | {"a/hidden_states": torch.ones(1, 16, 5)}
+    arguments, _ = inputs_of("FluxTransformer2DModel", 0)
+    tensors = {f"a/{key}": value.contiguous() for key, value in arguments.items()} | {
+        "a/hidden_states": torch.ones(1, 16, 5)
+    }
     save_file(tensors, tmp_path / "inputs.safetensors")
 
     with pytest.raises(UsageError, match="inputs: FluxTransformer2DModel cannot take a call: "):
@@ -216,15 +218,15 @@ def test_original_with_zero_outputs_is_an_error(tmp_path):
 def test_every_output_states_the_output_error(tmp_path):
     saved("FluxTransformer2DModel", tmp_path / "original")
     inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 2)
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "original", inputs=inputs, against=["int8_row"], require=["output_snr_db >= 20"]
     )
     for suffix in ("json", "html", "md", "csv", "xml", "jsonl"):
-        found.save(tmp_path / f"e.{suffix}")
+        evaluation.save(tmp_path / f"e.{suffix}")
 
     assert "output SNR" in (tmp_path / "e.md").read_text()
     assert "output_snr_db &gt;= 20" in (tmp_path / "e.xml").read_text()
-    assert "pass" == found.verdict
+    assert "pass" == evaluation.verdict
 
 
 def test_example_records_the_actual_model_inputs(tmp_path):
@@ -235,11 +237,11 @@ def test_example_records_the_actual_model_inputs(tmp_path):
         for group in ("a", "b"):
             with recorder.group(group):
                 for seed in range(3):
-                    own, plain = inputs_of(name, seed)
-                    model(own.pop("hidden_states"), **own, **plain)
+                    arguments, plain = inputs_of(name, seed)
+                    model(arguments.pop("hidden_states"), **arguments, **plain)
     recorder.save(tmp_path / "calls.safetensors")
-    found = quanterr.evaluate(tmp_path / "original", inputs=tmp_path / "calls.safetensors", against=["int8_row"])
-    outputs = found.candidates[0].outputs
+    evaluation = quanterr.evaluate(tmp_path / "original", inputs=tmp_path / "calls.safetensors", against=["int8_row"])
+    outputs = evaluation.candidates[0].outputs
 
     assert (4, 2, [0, 2]) == (outputs.calls, outputs.groups, [step.step for step in outputs.steps])
     assert 0 < outputs.output_error < 0.1
@@ -274,27 +276,27 @@ def test_transformers_models_take_calls(name, tmp_path):
             values[key] = codes * scale
     save_file(written, tmp_path / "int8.safetensors")
     inputs = [{key: torch.randn(shape) for key, shape in shapes.items()} for _ in range(2)]
-    calls = {f"{n}/{key}": value for n, own in enumerate(inputs) for key, value in own.items()}
+    calls = {f"{n}/{key}": value for n, arguments in enumerate(inputs) for key, value in arguments.items()}
     save_file(calls, tmp_path / "calls.safetensors", {"quanterr.inputs": json.dumps({"version": 1, "class": name})})
 
     def run(folder):
-        own = kind.from_pretrained(folder).eval()
+        arguments = kind.from_pretrained(folder).eval()
         with torch.no_grad():
-            return [own(**each)[0].double() for each in inputs]
+            return [arguments(**each)[0].double() for each in inputs]
 
     (tmp_path / "values").mkdir()
     shutil.copy(tmp_path / "original" / "config.json", tmp_path / "values")
     save_file(values, tmp_path / "values" / "model.safetensors", {"format": "pt"})
     x_and_y = zip(run(tmp_path / "original"), run(tmp_path / "values"), strict=True)
     expected = [float((y - x).square().sum() / x.square().sum()) for x, y in x_and_y]
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "original", [tmp_path / "int8.safetensors"], inputs=tmp_path / "calls.safetensors"
     )
 
     mean = sum(expected) / 2
     assert mean > 0
-    assert mean == pytest.approx(found.candidates[0].outputs.output_error, rel=of_squared_error(mean))
-    assert ("calls", name, "pass") == (found.kind, found.model, found.verdict)
+    assert mean == pytest.approx(evaluation.candidates[0].outputs.output_error, rel=of_squared_error(mean))
+    assert ("calls", name, "pass") == (evaluation.kind, evaluation.model, evaluation.verdict)
 
 
 def test_language_model_takes_calls_or_a_text(tmp_path):
@@ -330,26 +332,30 @@ class TestFloor:
     @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
     def test_floor_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # bfloat16 support in the CPU rounds its own sums
-        model, found = self.evaluated(tmp_path, torch.bfloat16, name)
+        model, evaluation = self.evaluated(tmp_path, torch.bfloat16, name)
         expected = []
         for number in range(3):
-            own, plain = inputs_of(name, number)
+            arguments, plain = inputs_of(name, number)
             half = {
                 key: value.bfloat16() if value.is_floating_point() and not key.endswith("_ids") else value
-                for key, value in own.items()
+                for key, value in arguments.items()
             }  # FLUX's timestep 0.7 is 1000 · 0.7 = 700 in bfloat16 as well
             with torch.no_grad():
                 y = model.bfloat16()(**half, **plain).sample.double()
-                x = model.float()(**own, **plain).sample.double()
+                x = model.float()(**arguments, **plain).sample.double()
             expected.append(float((y - x).square().sum() / x.square().sum()))
 
-        assert sum(expected) / 3 == pytest.approx(found.floor.outputs.output_error, rel=OF_BFLOAT16)
-        assert ("bfloat16", None, 3) == (found.floor.dtype, found.floor.reason, found.floor.outputs.calls)
+        assert sum(expected) / 3 == pytest.approx(evaluation.floor.outputs.output_error, rel=OF_BFLOAT16)
+        assert ("bfloat16", None, 3) == (
+            evaluation.floor.dtype,
+            evaluation.floor.reason,
+            evaluation.floor.outputs.calls,
+        )
 
     def test_floor_is_in_every_table_and_names_candidates_below_it(self, tmp_path):
-        _, found = self.evaluated(tmp_path, torch.bfloat16)
-        found.candidates[0].outputs.output_error = found.floor.outputs.output_error / 2
-        text = format_numbers(found)
+        _, evaluation = self.evaluated(tmp_path, torch.bfloat16)
+        evaluation.candidates[0].outputs.output_error = evaluation.floor.outputs.output_error / 2
+        text = format_numbers(evaluation)
 
         assert "floor: the original in bfloat16" in text
         assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
@@ -363,19 +369,19 @@ class TestFloor:
         ],
     )
     def test_missing_floor_states_its_reason(self, tmp_path, dtype, options, says):
-        _, found = self.evaluated(tmp_path, dtype, **options)
+        _, evaluation = self.evaluated(tmp_path, dtype, **options)
 
-        assert (None, says) == (found.floor.outputs, found.floor.reason)
-        assert f"no floor: {says}" in format_numbers(found)
+        assert (None, says) == (evaluation.floor.outputs, evaluation.floor.reason)
+        assert f"no floor: {says}" in format_numbers(evaluation)
 
     def test_failed_floor_ends_nothing_else(self, tmp_path):
-        _, found = self.evaluated(tmp_path, torch.float16)
+        _, evaluation = self.evaluated(tmp_path, torch.float16)
         model = saved("SD3Transformer2DModel", tmp_path / "large")
         model.proj_out.weight.data.mul_(1e6).clamp_(-6e4, 6e4)
         model.half().save_pretrained(tmp_path / "large")
         inputs = tmp_path / "inputs.safetensors"
         large = quanterr.evaluate(tmp_path / "large", against=["int8_row"], inputs=inputs)
 
-        assert found.floor.outputs.output_error > 0
+        assert evaluation.floor.outputs.output_error > 0
         assert "the original's output is not finite in float16" == large.floor.reason
         assert large.candidates[0].outputs.output_error > 0

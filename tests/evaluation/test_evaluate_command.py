@@ -70,13 +70,13 @@ class TestCommand:
         assert "" == done.stdout
 
     def test_json_equals_the_library_result(self, folder):
-        found = json.loads(evaluate(folder, "quantized", "--json").stdout)
+        document = json.loads(evaluate(folder, "quantized", "--json").stdout)
         same = quanterr.evaluate(
             folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=32
         )
 
-        assert ("quanterr.evaluation", "1.5") == (found["schema"], found["schema_version"])
-        assert json.loads(same.to_json())["candidates"][0]["scores"] == found["candidates"][0]["scores"]
+        assert ("quanterr.evaluation", "1.5") == (document["schema"], document["schema_version"])
+        assert json.loads(same.to_json())["candidates"][0]["scores"] == document["candidates"][0]["scores"]
 
     def test_missing_tokens_and_text_are_wrong_usage(self, folder):
         done = call("evaluate", "original", "quantized", cwd=folder)
@@ -85,7 +85,7 @@ class TestCommand:
         assert "give a text with --text FILE or --chat FILE, or token ids" in done.stderr
 
     def test_unwritable_output_costs_no_run(self, folder, tmp_path):
-        for words, status, told in (
+        for words, status, message in (
             (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
             (
                 ("--importance-out", "ids.safetensors"),
@@ -96,7 +96,7 @@ class TestCommand:
         ):
             refused = evaluate(folder, "quantized", *words)
             assert (status, "") == (refused.returncode, refused.stdout)
-            assert told in refused.stderr
+            assert message in refused.stderr
 
     def test_evaluation_without_a_candidate_is_an_error(self, folder):
         with pytest.raises(UsageError, match="no candidate is given"):
@@ -144,42 +144,42 @@ class TestDiff:
     @pytest.fixture
     def newer(self, folder, done, tmp_path):
         """The same evaluation with half the divergence, a little less agreement, and another error of one weight."""
-        found = quanterr.read_document(str(folder / "e.json"))
-        own = found.candidates[0]
-        own.scores.kld_mean *= 0.3
-        own.scores.top1 -= own.scores.top1_se / 2
-        own.weights[0].output_error *= 2
-        own.weights[1].layer_name = "renamed.weight"
-        found.save(tmp_path / "newer.json")
+        document = quanterr.read_document(str(folder / "e.json"))
+        candidate = document.candidates[0]
+        candidate.scores.kld_mean *= 0.3
+        candidate.scores.top1 -= candidate.scores.top1_se / 2
+        candidate.weights[0].output_error *= 2
+        candidate.weights[1].layer_name = "renamed.weight"
+        document.save(tmp_path / "newer.json")
         return tmp_path / "newer.json"
 
     def test_diff_names_changes_beyond_chance(self, folder, newer):
-        told = call("diff", "-v", folder / "e.json", newer)
+        output = call("diff", "-v", folder / "e.json", newer)
         first = quanterr.read_document(str(newer)).candidates[0].weights[0]
 
-        assert (Status.OK, "") == (told.returncode, told.stderr)
-        assert re.search(r"\n\| KLD +\| +\S+ \| +\S+ \| +-\S+ ± \S+ \| better +\|\n", told.stdout), told.stdout
-        assert re.search(r"\n\| same top .* worse, within chance +\|\n", told.stdout), told.stdout
-        assert re.search(r"\n\| PPL ratio .* unchanged +\|\n", told.stdout), told.stdout
-        assert "\n1 weight with worse output\n" in told.stdout
-        assert re.search(rf"\n\| {re.escape(first.layer_name)} .* × 2 \|\n", told.stdout), told.stdout
-        assert "\n1 weight new\n" in told.stdout
+        assert (Status.OK, "") == (output.returncode, output.stderr)
+        assert re.search(r"\n\| KLD +\| +\S+ \| +\S+ \| +-\S+ ± \S+ \| better +\|\n", output.stdout), output.stdout
+        assert re.search(r"\n\| same top .* worse, within chance +\|\n", output.stdout), output.stdout
+        assert re.search(r"\n\| PPL ratio .* unchanged +\|\n", output.stdout), output.stdout
+        assert "\n1 weight with worse output\n" in output.stdout
+        assert re.search(rf"\n\| {re.escape(first.layer_name)} .* × 2 \|\n", output.stdout), output.stdout
+        assert "\n1 weight new\n" in output.stdout
 
     def test_diff_is_written_as_json(self, folder, newer, tmp_path):
-        told = call("diff", folder / "e.json", newer, "--json", "-o", tmp_path / "d.json")
-        found = json.loads(told.stdout)
-        metrics = {change["metric"]: change for change in found["candidates"][0]["metrics"]}
+        output = call("diff", folder / "e.json", newer, "--json", "-o", tmp_path / "d.json")
+        document = json.loads(output.stdout)
+        metrics = {change["metric"]: change for change in document["candidates"][0]["metrics"]}
 
-        assert found == json.loads((tmp_path / "d.json").read_text())
-        assert ("quanterr.evaluation_diff", None) == (found["schema"], found["difference"])
+        assert document == json.loads((tmp_path / "d.json").read_text())
+        assert ("quanterr.evaluation_diff", None) == (document["schema"], document["difference"])
         assert (False, "better") == (metrics["kld_mean"]["chance"], metrics["kld_mean"]["word"])
         assert (True, "worse") == (metrics["top1"]["chance"], metrics["top1"]["word"])
-        assert ["renamed.weight"] == found["candidates"][0]["added"]
+        assert ["renamed.weight"] == document["candidates"][0]["added"]
 
     def test_diff_with_other_tokens_is_refused_or_forced(self, folder, newer, tmp_path):
-        found = quanterr.read_document(str(newer))
-        found.tokens.sha256 = "0" * 64
-        found.save(tmp_path / "other.json")
+        document = quanterr.read_document(str(newer))
+        document.tokens.sha256 = "0" * 64
+        document.save(tmp_path / "other.json")
         refused = call("diff", folder / "e.json", tmp_path / "other.json")
         forced = call("diff", folder / "e.json", tmp_path / "other.json", "--force", "-q")
 
@@ -208,10 +208,10 @@ class TestGate:
         ]
 
     def test_gate_compares_with_an_earlier_evaluation(self, folder, done, tmp_path):
-        found = quanterr.read_document(str(folder / "e.json"))
-        found.candidates[0].scores.kld_mean *= 0.8
+        document = quanterr.read_document(str(folder / "e.json"))
+        document.candidates[0].scores.kld_mean *= 0.8
         better = tmp_path / "better.json"
-        found.save(better)
+        document.save(better)
 
         assert Status.USAGE == call("gate", folder / "e.json", "--baseline", folder / "e.json").returncode  # itself
         assert Status.OK == call("gate", better, "--baseline", folder / "e.json").returncode
@@ -222,10 +222,10 @@ class TestGate:
         assert Status.OK == delta.returncode
 
     def test_evaluation_with_other_tokens_cannot_be_a_baseline(self, folder, done, tmp_path):
-        found = quanterr.read_document(str(folder / "e.json"))
-        found.tokens.sha256 = "0" * 64
+        document = quanterr.read_document(str(folder / "e.json"))
+        document.tokens.sha256 = "0" * 64
         other = tmp_path / "other.json"
-        found.save(other)
+        document.save(other)
         refused = call("gate", folder / "e.json", "--baseline", other)
 
         assert Status.USAGE == refused.returncode
@@ -253,25 +253,25 @@ class TestGate:
             ('schema = 1\n[[rule]]\nid = "a"\nrequire = "top1 >= 0"\nlayer = []\n', "unknown key layer"),
         ],
     )
-    def test_thresholds_file_with_unknown_content_is_refused(self, folder, done, tmp_path, text, told):
+    def test_thresholds_file_with_unknown_content_is_refused(self, folder, done, tmp_path, text, message):
         (tmp_path / "t.toml").write_text(text)
         refused = call("gate", folder / "e.json", "--thresholds", tmp_path / "t.toml")
 
         assert Status.USAGE == refused.returncode
-        assert told in refused.stderr
+        assert message in refused.stderr
 
     def test_gate_writes_json_and_keeps_quiet(self, folder, done):
         judged = call("gate", folder / "e.json", "--require", "kld_mean <= 1e-9", "--json", "-q", "--color", "always")
 
-        found = json.loads(judged.stdout)
+        document = json.loads(judged.stdout)
         assert "verdict: \x1b[1;31mfail\x1b[0m\n" == judged.stderr
-        assert ("quanterr.gate", "fail") == (found["schema"], found["verdict"])
-        assert ["kld_mean <= 1e-9"] == [gate["require"] for gate in found["candidates"][0]["gates"]]
+        assert ("quanterr.gate", "fail") == (document["schema"], document["verdict"])
+        assert ["kld_mean <= 1e-9"] == [gate["require"] for gate in document["candidates"][0]["gates"]]
 
     def test_partial_evaluation_is_allowed_on_request(self, folder, done, tmp_path):
-        found = quanterr.read_document(str(folder / "e.json"))
-        found.candidates[0].verdict = "inconclusive"
-        replace(found, verdict="inconclusive").save(tmp_path / "partial.json")
+        document = quanterr.read_document(str(folder / "e.json"))
+        document.candidates[0].verdict = "inconclusive"
+        replace(document, verdict="inconclusive").save(tmp_path / "partial.json")
         words = ("gate", tmp_path / "partial.json", "--require", "kld_mean <= 1")
 
         assert Status.INCONCLUSIVE == call(*words).returncode
@@ -284,7 +284,7 @@ class TestGate:
     def test_edited_evaluation_is_reported(self, folder, done, tmp_path):
         text, rule = (folder / "e.json").read_text(), ("--require", "kld_mean <= 1")
         assert "warning" not in call("gate", folder / "e.json", *rule).stderr
-        for name, edited, told in (
+        for name, edited, message in (
             (
                 "edited",
                 re.sub('"kld_mean":[^,]+', '"kld_mean":1e-9', text),
@@ -294,7 +294,7 @@ class TestGate:
         ):
             (tmp_path / f"{name}.json").write_text(edited)
             judged = call("gate", tmp_path / f"{name}.json", *rule)
-            assert (Status.OK, True) == (judged.returncode, f"{name}.json: {told}" in judged.stderr), judged.stderr
+            assert (Status.OK, True) == (judged.returncode, f"{name}.json: {message}" in judged.stderr), judged.stderr
 
     def test_damaged_evaluation_is_unreadable(self, folder, done, tmp_path):
         text = (folder / "e.json").read_text()
@@ -335,12 +335,12 @@ def test_schema_accepts_written_evaluations(folder, done):
     import jsonschema
 
     schema = json.loads(call("schema", "evaluation").stdout)
-    found = json.loads((folder / "e.json").read_text())
+    document = json.loads((folder / "e.json").read_text())
 
-    jsonschema.validate(found, schema)
-    found["candidates"][0]["scores"]["kld_mean"] = "x"
+    jsonschema.validate(document, schema)
+    document["candidates"][0]["scores"]["kld_mean"] = "x"
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(found, schema)
+        jsonschema.validate(document, schema)
 
 
 class TestOutputs:
@@ -353,9 +353,9 @@ class TestOutputs:
         return (folder / f"e.{suffix}").read_text()
 
     def test_json_can_be_read_back(self, folder):
-        found = quanterr.read_document(str(folder / "e.json"))
+        document = quanterr.read_document(str(folder / "e.json"))
 
-        assert found.to_json() == self.text(folder, "json")
+        assert document.to_json() == self.text(folder, "json")
 
     def test_jsonl_starts_with_the_number_of_weights(self, folder):
         first, *weights = map(json.loads, self.text(folder, "jsonl").splitlines())
@@ -384,11 +384,11 @@ class TestOutputs:
         assert 'class="layer"' in text
 
     def test_notebook_shows_a_line_and_a_table(self, folder):
-        found = quanterr.read_document(str(folder / "e.json"))
+        document = quanterr.read_document(str(folder / "e.json"))
 
-        assert repr(found).startswith("<quanterr.Evaluation pass: ")
-        assert "<th>candidate</th>" in found._repr_html_()
-        assert ">KLD</th>" in found._repr_html_()
+        assert repr(document).startswith("<quanterr.Evaluation pass: ")
+        assert "<th>candidate</th>" in document._repr_html_()
+        assert ">KLD</th>" in document._repr_html_()
 
 
 class TestFindings:
@@ -442,16 +442,16 @@ class TestPpl:
         assert [[-1.0, -2.0]] * 5 == read_logprobs(self.written(tmp_path / "a.jsonl", *self.FORMS))
 
     def test_perplexity_is_the_exponential_mean_with_its_error(self, tmp_path):
-        found = compute_perplexity("x", [[-1.0, -2.0], [-3.0]])
+        perplexity = compute_perplexity("x", [[-1.0, -2.0], [-3.0]])
 
-        assert pytest.approx(math.exp(2)) == found.ppl
-        assert pytest.approx(math.exp(2) * math.sqrt(2 / 3 / 2)) == found.ppl_se
-        assert (3, 2) == (found.tokens, found.chunks)
+        assert pytest.approx(math.exp(2)) == perplexity.ppl
+        assert pytest.approx(math.exp(2) * math.sqrt(2 / 3 / 2)) == perplexity.ppl_se
+        assert (3, 2) == (perplexity.tokens, perplexity.chunks)
 
     def test_ratio_uses_the_same_tokens(self):
-        found = compute_ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
+        ratio = compute_ratio([[-1.5, -2.5], [-3.5]], [[-1.0, -2.0], [-3.0]])
 
-        assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(found)
+        assert pytest.approx((0.5, 0.0, math.exp(0.5))) == tuple(ratio)
         with pytest.raises(UsageError, match="both must be about the same tokens"):
             compute_ratio([[-1.0]], [[-1.0, -2.0]])
 
@@ -466,16 +466,16 @@ class TestPpl:
             ('{"choices": [{"text": "x"}]}', "ask the server for logprobs"),
         ],
     )
-    def test_invalid_log_probabilities_are_an_error(self, tmp_path, line, told):
+    def test_invalid_log_probabilities_are_an_error(self, tmp_path, line, message):
         (tmp_path / "x.jsonl").write_text(line)
-        with pytest.raises(ReportError, match=told):
+        with pytest.raises(ReportError, match=message):
             read_logprobs(str(tmp_path / "x.jsonl"))
 
     def test_ppl_command_shows_both_and_the_ratio(self, tmp_path):
         paths = [self.written(tmp_path / f"{n}.jsonl", [-1.0, -2.0 - n]) for n in range(2)]
         done = call("ppl", paths[1], "--baseline", paths[0])
-        found = json.loads(call("ppl", paths[1], "--baseline", paths[0], "--json").stdout)
+        document = json.loads(call("ppl", paths[1], "--baseline", paths[0], "--json").stdout)
 
         assert ["PPL 7.3891" in line for line in done.stdout.splitlines()] == [True, False, False]
-        assert pytest.approx(0.5) == found["ln_ratio"]
+        assert pytest.approx(0.5) == document["ln_ratio"]
         assert Status.UNREADABLE == call("ppl", tmp_path / "none.jsonl").returncode

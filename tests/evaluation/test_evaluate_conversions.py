@@ -45,12 +45,12 @@ def test_converted_file_predicts_the_same_as_its_values(name, tmp_path):
     (plain / "config.json").write_text((made.original / "config.json").read_text())
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         made.original, [made.quantized / "model.gguf"], tokens=tokens, context=CONTEXT, activations="none", **EXACTLY
     )
-    scores = found.candidates[0].scores
+    scores = evaluation.candidates[0].scores
     want = expected(name, *(logits(folder, chunks) for folder in (made.original, plain)), chunks)
 
-    assert ("pass", []) == (found.verdict, found.candidates[0].missing), found.reasons
+    assert ("pass", []) == (evaluation.verdict, evaluation.candidates[0].missing), evaluation.reasons
     assert 0 < scores.kld_mean < 0.01
     assert pytest.approx(want, rel=CHANGED_IN_FLOAT32) == (scores.ppl_original, scores.ppl, scores.kld_mean)

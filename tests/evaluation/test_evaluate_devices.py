@@ -31,15 +31,15 @@ def made(name, folder):
 
 def figures(candidate):
     """Return scores, errors of blocks and weights, and predictions of an evaluation, from its JSON."""
-    found = {name: (candidate["scores"] or {}).get(name) for name in SCORES}
-    found |= {name: (candidate["embeddings"] or {}).get(name) for name in ("cosine_mean", "relative_error")}
-    found |= {block["name"]: block["relative_error"] for block in candidate["blocks"]}
+    numbers = {name: (candidate["scores"] or {}).get(name) for name in SCORES}
+    numbers |= {name: (candidate["embeddings"] or {}).get(name) for name in ("cosine_mean", "relative_error")}
+    numbers |= {block["name"]: block["relative_error"] for block in candidate["blocks"]}
     for weight in candidate["weights"]:
-        found[weight["layer_name"]], found[weight["layer_name"] + ": predicted"] = (
+        numbers[weight["layer_name"]], numbers[weight["layer_name"] + ": predicted"] = (
             weight["output_error"],
             weight["predicted_kld"],
         )
-    return {name: figure for name, figure in found.items() if figure is not None}
+    return {name: figure for name, figure in numbers.items() if figure is not None}
 
 
 def test_missing_device_is_an_environment_error(tmp_path):
@@ -64,7 +64,7 @@ def on_both(make):
     with simulated():
         there = make(NAME)
     assert f"{NAME} (simulated)" == there.run.device
-    return [figures(json.loads(found.to_json())["candidates"][0]) for found in (here, there)]
+    return [figures(json.loads(evaluation.to_json())["candidates"][0]) for evaluation in (here, there)]
 
 
 @UNKNOWN
@@ -109,7 +109,7 @@ def test_denoiser_agrees_with_the_cpu(tmp_path):
     here = quanterr.evaluate(*sides, inputs=inputs, device="cpu")
     with simulated():
         there = quanterr.evaluate(*sides, inputs=inputs, device=NAME)
-    x, y = (found.candidates[0].outputs.output_error for found in (here, there))
+    x, y = (evaluation.candidates[0].outputs.output_error for evaluation in (here, there))
 
     assert x == pytest.approx(y, rel=of_squared_error(y))
 

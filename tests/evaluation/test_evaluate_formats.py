@@ -66,14 +66,14 @@ def same_as_plain(folder, quantized):
     tokens = ids(folder, 2 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     how = {"tokens": tokens, "context": CONTEXT, "dtype": "float64", "batch": 2, "activations": "none"}
-    found = quanterr.evaluate(folder / "original", [quantized], **how)
-    scores = found.candidates[0].scores
+    evaluation = quanterr.evaluate(folder / "original", [quantized], **how)
+    scores = evaluation.candidates[0].scores
     want = expected("llama", *(plain("llama", folder / side, chunks) for side in ("original", "plain")), chunks)
 
-    assert "pass" == found.verdict, found.reasons
+    assert "pass" == evaluation.verdict, evaluation.reasons
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-9
-    assert [UP + ".weight"] == [each.layer_name for each in found.candidates[0].weights if each.output_error]
+    assert [UP + ".weight"] == [each.layer_name for each in evaluation.candidates[0].weights if each.output_error]
 
 
 @pytest.mark.parametrize(("case", "module"), CASES, ids=[case for case, _ in CASES])
@@ -120,11 +120,11 @@ def test_recipes_are_evaluated_without_a_file(tmp_path):
     }
     (tmp_path / "plain").mkdir()
     save_file(tensors, tmp_path / "plain/model.safetensors")
-    found = quanterr.evaluate(original, [tmp_path / "plain"], against=["int4_g8"], tokens=tokens, context=CONTEXT)
-    plain_scores, recipe = (candidate.scores for candidate in found.candidates)
+    evaluation = quanterr.evaluate(original, [tmp_path / "plain"], against=["int4_g8"], tokens=tokens, context=CONTEXT)
+    plain_scores, recipe = (candidate.scores for candidate in evaluation.candidates)
 
-    assert ["plain", "int4_g8"] == [candidate.name for candidate in found.candidates]
-    assert "pass" == found.verdict, found.reasons
+    assert ["plain", "int4_g8"] == [candidate.name for candidate in evaluation.candidates]
+    assert "pass" == evaluation.verdict, evaluation.reasons
     assert plain_scores == recipe
 
 
@@ -136,10 +136,10 @@ def test_threads_read_the_same_as_a_single_one(case, module, threads, monkeypatc
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     folder = GOLDEN / case
     with open_checkpoint(folder if folder.is_dir() else folder.with_suffix(".safetensors")) as checkpoint:
-        found = of_models.OriginalWeights(checkpoint)
-        weight = next(weight for name, weight in found.weights.items() if name.startswith(f"{module}."))
+        weights = of_models.OriginalWeights(checkpoint)
+        weight = next(weight for name, weight in weights.weights.items() if name.startswith(f"{module}."))
 
-        assert torch.equal(values_of(case, module), found.whole(weight))
+        assert torch.equal(values_of(case, module), weights.whole(weight))
 
 
 def test_truncated_file_is_named_by_any_thread(tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_truncated_file_is_named_by_any_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     save_file({"a.weight": torch.ones(64, 64)}, path := tmp_path / "a.safetensors")
     with open_checkpoint(path) as checkpoint:
-        found = of_models.OriginalWeights(checkpoint)
+        weights = of_models.OriginalWeights(checkpoint)
         os.truncate(path, path.stat().st_size - 4)
         with pytest.raises(CheckpointError, match=r"a\.safetensors: changed while being read"):
-            found.get("a.weight")
+            weights.get("a.weight")

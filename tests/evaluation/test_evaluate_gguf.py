@@ -41,9 +41,9 @@ WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 def named(name, blocks):
     """Return llama.cpp's name; A_log and D lack .weight."""
     path, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
-    found = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
-    own = f"blk.{found[1]}.{blocks[found[2]]}" if found else WHOLE[path]
-    return f"{own}.{kind}" if kind else own
+    match = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
+    llama_name = f"blk.{match[1]}.{blocks[match[2]]}" if match else WHOLE[path]
+    return f"{llama_name}.{kind}" if kind else llama_name
 
 
 def convert(kind, name, values):
@@ -68,14 +68,14 @@ def written(kind, folder, blocks, path, keys=()):
     tensors, values = [], {}
     for name, tensor in stored(folder).items():
         made, back = convert(kind, name, tensor.float())
-        own = named(name, blocks)
+        llama_name = named(name, blocks)
         array = np.ascontiguousarray(made.numpy())
-        if array.ndim == 2 and array.shape[1] % 32 == 0 and not own.startswith(("position", "blk.0.ssm_conv")):
+        if array.ndim == 2 and array.shape[1] % 32 == 0 and not llama_name.startswith(("position", "blk.0.ssm_conv")):
             raw = gguf.quants.quantize(array, Q8_0)
-            tensors.append(Stored(own, "Q8_0", array.shape, raw.tobytes()))
+            tensors.append(Stored(llama_name, "Q8_0", array.shape, raw.tobytes()))
             made = torch.from_numpy(gguf.quants.dequantize(raw, Q8_0)).reshape(made.shape)
         else:
-            tensors.append(Stored(own, "F32", array.shape, array.tobytes()))
+            tensors.append(Stored(llama_name, "F32", array.shape, array.tobytes()))
         values[name] = back(made).contiguous()
     return write_gguf(path, tensors, [*architecture(kind), *keys]), values
 
@@ -94,14 +94,14 @@ def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path)
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     weights = {"activations": "none"}
-    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
-    scores = found.candidates[0].scores
+    evaluation = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
+    scores = evaluation.candidates[0].scores
     want = expected(name, *(plain(name, folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
 
-    assert ("pass", []) == (found.verdict, found.candidates[0].missing), found.reasons
+    assert ("pass", []) == (evaluation.verdict, evaluation.candidates[0].missing), evaluation.reasons
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert 0 < scores.kld_mean < 0.01
-    assert all(weight.output_error < 1e-3 for weight in found.candidates[0].weights)
+    assert all(weight.output_error < 1e-3 for weight in evaluation.candidates[0].weights)
 
 
 def round_q8_0(x):
@@ -117,18 +117,18 @@ def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
     path, values = written("llama", original, LLAMA, tmp_path / "model.gguf")
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
+    candidate = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
     model.load_state_dict(values)
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.in_features % 32 == 0:  # others are stored as F32
             module.register_forward_pre_hook(lambda _, args: (round_q8_0(args[0]),))
     with torch.inference_mode():
-        own = model(input_ids=chunks, use_cache=False).logits
-    *_, kld = expected("llama", plain("llama", original, chunks), own, chunks)
+        logits = model(input_ids=chunks, use_cache=False).logits
+    *_, kld = expected("llama", plain("llama", original, chunks), logits, chunks)
 
-    assert ({"q8_0": 13}, "pass") == (found.activations, found.verdict), found.reasons
-    assert kld == pytest.approx(found.scores.kld_mean, rel=1e-6)
+    assert ({"q8_0": 13}, "pass") == (candidate.activations, candidate.verdict), candidate.reasons
+    assert kld == pytest.approx(candidate.scores.kld_mean, rel=1e-6)
 
 
 def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
@@ -145,12 +145,12 @@ def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     weights = {"activations": "none"}
-    found = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
-    scores = found.candidates[0].scores
+    evaluation = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
+    scores = evaluation.candidates[0].scores
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float64).eval()
-        own = model(input_ids=chunks, use_cache=False).logits
-    want = expected("llama", plain("llama", original, chunks), own, chunks)
+        logits = model(input_ids=chunks, use_cache=False).logits
+    want = expected("llama", plain("llama", original, chunks), logits, chunks)
 
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-6
@@ -163,14 +163,14 @@ NEAR = {"abs": 1e-5, "rel": 1e-6}  # printed digits; the original's logarithms a
 
 @pytest.fixture(scope="module")
 def scores():
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         PERPLEXITY / "original",
         [PERPLEXITY / "q4_0.gguf"],
         tokens=PERPLEXITY / "ids.safetensors",
         context=64,
         activations="none",
     )
-    return found.candidates[0].scores
+    return evaluation.candidates[0].scores
 
 
 @pytest.mark.parametrize("name", PRINTED)

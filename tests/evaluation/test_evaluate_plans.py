@@ -19,8 +19,8 @@ CONTEXT = 16
 
 
 def divergences(original, tokens, against):
-    found = quanterr.evaluate(original, against=against, tokens=tokens, context=CONTEXT)
-    return {candidate.name: candidate.scores.kld_mean for candidate in found.candidates}
+    evaluation = quanterr.evaluate(original, against=against, tokens=tokens, context=CONTEXT)
+    return {candidate.name: candidate.scores.kld_mean for candidate in evaluation.candidates}
 
 
 def test_uniform_plan_equals_its_recipe_and_a_mix_equals_neither(tmp_path):
@@ -31,11 +31,13 @@ def test_uniform_plan_equals_its_recipe_and_a_mix_equals_neither(tmp_path):
         for n, layer in enumerate(plan.layers):
             layer.recipe = recipes[n % len(recipes)]
         plan.save(tmp_path / f"{title}.json")
-    found = divergences(original, tokens, ["int8_row", str(tmp_path / "uniform.json"), str(tmp_path / "mix.json")])
-    one, uniform, mix = found.values()
+    by_candidate = divergences(
+        original, tokens, ["int8_row", str(tmp_path / "uniform.json"), str(tmp_path / "mix.json")]
+    )
+    recipe, uniform, mix = by_candidate.values()
 
     assert len(names) > 2
-    assert 0 < mix < one == uniform
+    assert 0 < mix < recipe == uniform
 
 
 def test_plan_for_another_original_is_refused(tmp_path):
@@ -59,7 +61,7 @@ def studied(tmp_path_factory):
     made = quanterr.evaluate(
         original, against=RECIPES, text=text, context=CONTEXT, sensitivity=folder / "s.json", sensitivity_chunks=20
     )
-    return original, text, folder / "s.json", {one.name: one.scores for one in made.candidates}
+    return original, text, folder / "s.json", {candidate.name: candidate.scores for candidate in made.candidates}
 
 
 SUMMED = 2 * 96 * 2.0**-24  # float32 errors and values, squared and added along at most 96 columns
@@ -70,45 +72,45 @@ class TestCalibration:
     def test_measured_recipe_costs_its_measured_divergence(self, studied):
         original, _, path, scores = studied
         ranking = quanterr.sweep(original, to=[*RECIPES, "int5_g32"], sensitivity=path, device="cpu")
-        found = {one.name: one.predicted_kld for one in ranking.candidates}
+        predicted = {candidate.name: candidate.predicted_kld for candidate in ranking.candidates}
 
         for recipe in RECIPES:
-            assert pytest.approx(scores[recipe].kld_mean, rel=SUMMED) == found[recipe]
-        assert found["int6_g32"] < found["int5_g32"] < found["int4_g32"]
+            assert pytest.approx(scores[recipe].kld_mean, rel=SUMMED) == predicted[recipe]
+        assert predicted["int6_g32"] < predicted["int5_g32"] < predicted["int4_g32"]
 
     def test_other_recipes_are_corrected_by_the_average_ratio(self, studied):
         *_, path, scores = studied
         rows = json.loads(path.read_text())["recipes"]
         off = [scores[recipe].kld_mean / rows[recipe]["predicted_kld"] for recipe in RECIPES]
-        found = read_sensitivity(str(path))
-        name, alpha = next(iter(found.weights.items()))
+        sensitivity = read_sensitivity(str(path))
+        name, alpha = next(iter(sensitivity.weights.items()))
 
         average = (off[0] * off[1] * off[2]) ** (1 / 3)
-        assert pytest.approx(average * alpha) == found.alphas()[name] == found.alphas("int5_g32")[name]
-        assert f"int8_row {off[0]:.2f}" in found.note
+        assert pytest.approx(average * alpha) == sensitivity.alphas()[name] == sensitivity.alphas("int5_g32")[name]
+        assert f"int8_row {off[0]:.2f}" in sensitivity.note
 
     def test_interval_for_other_recipes_covers_one_further_ratio(self):
         """ln of the ratios is -1, 0, 1 with deviation 1; t comes from NIST's table for two degrees of freedom."""
-        found = Sensitivity({"w": 2.0}, factors={"a": exp(-1), "b": 1.0, "c": exp(1)})
+        sensitivity = Sensitivity({"w": 2.0}, factors={"a": exp(-1), "b": 1.0, "c": exp(1)})
         margin = exp(4.303 * sqrt(4 / 3))
 
-        assert found.margin == pytest.approx(margin, rel=0.0005 * sqrt(4 / 3))  # t has three decimals
-        assert f"19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the prediction" in found.note
+        assert sensitivity.margin == pytest.approx(margin, rel=0.0005 * sqrt(4 / 3))  # t has three decimals
+        assert f"19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the prediction" in sensitivity.note
 
     def test_two_recipes_give_no_interval(self):
-        found = Sensitivity({"w": 2.0}, factors={"a": 0.5, "b": 1.0})
+        sensitivity = Sensitivity({"w": 2.0}, factors={"a": 0.5, "b": 1.0})
 
-        assert found.margin is None
-        assert "measure 3 or more" in found.note
+        assert sensitivity.margin is None
+        assert "measure 3 or more" in sensitivity.note
 
     @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
     def test_noise_and_extreme_ratios_calibrate_nothing(self, studied, tmp_path, kld, error):
         document = json.loads(studied[2].read_text())
         document["recipes"] = {"int8_row": {"kld": kld, "kld_se": error, "predicted_kld": 1e-3}}
         (tmp_path / "s.json").write_text(json.dumps(document))
-        found = read_sensitivity(str(tmp_path / "s.json"))
+        sensitivity = read_sensitivity(str(tmp_path / "s.json"))
 
-        assert (found.factors, found.factor, found.note) == ({}, 1.0, None)
+        assert (sensitivity.factors, sensitivity.factor, sensitivity.note) == ({}, 1.0, None)
 
     def test_alphas_are_unchanged_without_measured_recipes(self):
         assert Sensitivity({"w": 2.0}).alphas("int8_row") == {"w": 2.0}

@@ -37,11 +37,11 @@ def test_p_value_follows_student_t(freedom, t):
 
 def test_difference_is_paired_by_chunks():
     first, second = [1.0, 2.0, 3.0, 4.0, 5.0], [1.5, 2.4, 3.6, 4.5, 5.5]
-    found = compare_paired(first, second)
+    difference = compare_paired(first, second)
 
-    assert found.mean == pytest.approx(0.5)
-    assert found.error == pytest.approx(sqrt(0.02 / 4 / 5))  # from 0.5, 0.4, 0.6, 0.5, 0.5
-    assert 0.00005 < found.p < 0.0001  # t = 15.81 with 4 degrees of freedom, between 15.54 and 18.52
+    assert difference.mean == pytest.approx(0.5)
+    assert difference.error == pytest.approx(sqrt(0.02 / 4 / 5))  # from 0.5, 0.4, 0.6, 0.5, 0.5
+    assert 0.00005 < difference.p < 0.0001  # t = 15.81 with 4 degrees of freedom, between 15.54 and 18.52
 
 
 def test_few_chunks_or_identical_numbers_give_no_comparison():
@@ -50,18 +50,18 @@ def test_few_chunks_or_identical_numbers_give_no_comparison():
 
 
 def test_result_contains_the_chunks_and_their_mean(evaluation):
-    for one in evaluation.candidates:
-        chunks = torch.tensor(one.scores.kld_chunks, dtype=torch.float64)
-        assert len(chunks) == one.scores.chunks == 10
-        assert float(chunks.mean()) == pytest.approx(one.scores.kld_mean, rel=1e-12)
-        assert float(chunks.std()) / sqrt(10) == pytest.approx(one.scores.kld_mean_chunk_se, rel=1e-12)
+    for candidate in evaluation.candidates:
+        chunks = torch.tensor(candidate.scores.kld_chunks, dtype=torch.float64)
+        assert len(chunks) == candidate.scores.chunks == 10
+        assert float(chunks.mean()) == pytest.approx(candidate.scores.kld_mean, rel=1e-12)
+        assert float(chunks.std()) / sqrt(10) == pytest.approx(candidate.scores.kld_mean_chunk_se, rel=1e-12)
 
 
 def test_neighbours_are_compared_by_divergence_and_reported(evaluation):
-    found = compare_neighbours(evaluation)
+    differences = compare_neighbours(evaluation)
 
-    assert ["int8_row", "int6_g32"] == [near.name for near, _, _ in found]
-    assert "int8_row is nearer than int6_g32: by " in describe_nearer(*found[0])
+    assert ["int8_row", "int6_g32"] == [near.name for near, _, _ in differences]
+    assert "int8_row is nearer than int6_g32: by " in describe_nearer(*differences[0])
     assert "; int6_g32 is next (p" in conclusion(evaluation)
 
 
@@ -75,15 +75,15 @@ def test_candidate_within_chance_is_not_called_nearer(evaluation):
 
 
 def test_shown_errors_equal_those_for_gates(evaluation):
-    one = evaluation.candidates[2]
-    error = max(one.scores.kld_mean_se, one.scores.kld_mean_chunk_se)
+    candidate = evaluation.candidates[2]
+    error = max(candidate.scores.kld_mean_se, candidate.scores.kld_mean_chunk_se)
 
-    assert one.error("kld_mean") == error
-    assert f"± {error:.1g}"[:3] in format_metric(one, "kld_mean")
-    assert one.error("ppl_ratio") == pytest.approx(
-        one.scores.ppl_ratio * max(one.scores.ln_ppl_ratio_se, one.scores.ln_ppl_ratio_chunk_se)
+    assert candidate.error("kld_mean") == error
+    assert f"± {error:.1g}"[:3] in format_metric(candidate, "kld_mean")
+    assert candidate.error("ppl_ratio") == pytest.approx(
+        candidate.scores.ppl_ratio * max(candidate.scores.ln_ppl_ratio_se, candidate.scores.ln_ppl_ratio_chunk_se)
     )
-    assert one.error("kld_p99") == one.scores.kld_p99_se > 0
+    assert candidate.error("kld_p99") == candidate.scores.kld_p99_se > 0
 
 
 def test_more_chunks_are_requested_where_the_error_is_large(evaluation):

@@ -39,80 +39,82 @@ def evaluated(folder, name="llama", n=96, **options):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def shared_evaluation(tmp_path_factory):
     return evaluated(tmp_path_factory.mktemp("floor"), n=9 * CONTEXT)[1]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])
 def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_path):
-    tokens, found = evaluated(tmp_path, name, batch=3)
+    tokens, evaluation = evaluated(tmp_path, name, batch=3)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain(name, tmp_path / "original", chunks, dtype) for dtype in (torch.float32, torch.bfloat16))
     base, ppl, kld = expected(name, x, y, chunks)
 
     assert (base, ppl, kld) == (
-        pytest.approx(found.floor.scores.ppl_original, rel=1e-4),
-        pytest.approx(found.floor.scores.ppl, rel=1e-3),
-        pytest.approx(found.floor.scores.kld_mean, rel=OF_BFLOAT16),
+        pytest.approx(evaluation.floor.scores.ppl_original, rel=1e-4),
+        pytest.approx(evaluation.floor.scores.ppl, rel=1e-3),
+        pytest.approx(evaluation.floor.scores.kld_mean, rel=OF_BFLOAT16),
     )
-    assert ("bfloat16", None, [0, 1, 2]) == (found.floor.dtype, found.floor.reason, found.floor.chunks)
+    assert ("bfloat16", None, [0, 1, 2]) == (evaluation.floor.dtype, evaluation.floor.reason, evaluation.floor.chunks)
 
 
 def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
     """The error is a root: half of the tolerance of an energy."""
-    tokens, found = evaluated(tmp_path, "bert", n=6 * CONTEXT)
+    tokens, evaluation = evaluated(tmp_path, "bert", n=6 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
-    floor = found.floor.embeddings
+    floor = evaluation.floor.embeddings
     cosines = torch.nn.functional.cosine_similarity(x.mean(1), y.mean(1), -1)
 
     assert 6 == floor.chunks
     assert pytest.approx(float((y - x).norm() / x.norm()), rel=OF_BFLOAT16 / 2) == floor.relative_error
     assert pytest.approx(float(1 - cosines.mean()), rel=OF_BFLOAT16) == 1 - floor.cosine_mean
-    errors = [candidate.embeddings.relative_error for candidate in found.candidates]
-    assert [error <= floor.relative_error for error in errors] == [is_below_floor(found, c) for c in found.candidates]
+    errors = [candidate.embeddings.relative_error for candidate in evaluation.candidates]
+    assert [error <= floor.relative_error for error in errors] == [
+        is_below_floor(evaluation, c) for c in evaluation.candidates
+    ]
     assert errors[0] < floor.relative_error < errors[1]
 
 
-def test_floor_reads_only_the_first_chunks(found):
-    assert [0, 1, 2, 3] == found.floor.chunks
-    assert (9, 4) == (found.tokens.chunks, len(found.floor.scores.kld_chunks))
+def test_floor_reads_only_the_first_chunks(shared_evaluation):
+    assert [0, 1, 2, 3] == shared_evaluation.floor.chunks
+    assert (9, 4) == (shared_evaluation.tokens.chunks, len(shared_evaluation.floor.scores.kld_chunks))
 
 
-def test_floor_is_a_row_and_names_candidates_below_it_on_the_same_chunks(found, tmp_path):
+def test_floor_is_a_row_and_names_candidates_below_it_on_the_same_chunks(shared_evaluation, tmp_path):
     """A candidate is worse on the chunks that the floor has not read and below it on the others."""
-    near, far = found.candidates
-    chunks = [0.5 * kld for kld in found.floor.scores.kld_chunks] + [1.0] * 5
+    near, far = shared_evaluation.candidates
+    chunks = [0.5 * kld for kld in shared_evaluation.floor.scores.kld_chunks] + [1.0] * 5
     scores = replace(near.scores, kld_chunks=chunks, kld_mean=sum(chunks) / 9)
-    changed = replace(found, candidates=[replace(near, scores=scores), far])
+    changed = replace(shared_evaluation, candidates=[replace(near, scores=scores), far])
     for ending in ("json", "csv"):
         changed.save(tmp_path / f"e.{ending}")
     text = format_numbers(changed)
 
     assert "floor: the original in bfloat16, 4 chunks" in text
     assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
-    assert f"floor,,kld_mean,,{found.floor.scores.kld_mean!r}" in (tmp_path / "e.csv").read_text()
+    assert f"floor,,kld_mean,,{shared_evaluation.floor.scores.kld_mean!r}" in (tmp_path / "e.csv").read_text()
     assert changed.floor == quanterr.read_document(str(tmp_path / "e.json")).floor
     assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None
 
 
-def test_candidate_above_the_floor_is_not_named(found):
-    assert found.floor.scores.kld_mean < found.candidates[1].scores.kld_mean
-    assert "int4_g32: bfloat16 alone rounds" not in format_numbers(found)
+def test_candidate_above_the_floor_is_not_named(shared_evaluation):
+    assert shared_evaluation.floor.scores.kld_mean < shared_evaluation.candidates[1].scores.kld_mean
+    assert "int4_g32: bfloat16 alone rounds" not in format_numbers(shared_evaluation)
 
 
 def test_floor_is_missing_where_both_sides_compute_in_16_bits(tmp_path):
-    _, found = evaluated(tmp_path, dtype="bfloat16")
+    _, evaluation = evaluated(tmp_path, dtype="bfloat16")
     says = "both sides compute in 16 bits: --dtype float32 measures it"
 
-    assert (None, says) == (found.floor.scores, found.floor.reason)
+    assert (None, says) == (evaluation.floor.scores, evaluation.floor.reason)
 
 
 def test_floor_is_missing_for_a_float32_original(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
-    found = quanterr.evaluate(original, against=["int8_row"], tokens=tokens, context=CONTEXT)
+    evaluation = quanterr.evaluate(original, against=["int8_row"], tokens=tokens, context=CONTEXT)
 
-    assert (None, "the original is not stored in a 16-bit float") == (found.floor.scores, found.floor.reason)
+    assert (None, "the original is not stored in a 16-bit float") == (evaluation.floor.scores, evaluation.floor.reason)
 
 
 def test_several_texts_contribute_their_first_chunks_each(tmp_path):
@@ -122,9 +124,9 @@ def test_several_texts_contribute_their_first_chunks_each(tmp_path):
         words = [f"w{(7 * k + n) % 90}" for k in range(8 * CONTEXT)]
         (tmp_path / f"{name}.txt").write_text(" ".join(words))
     texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    found = quanterr.evaluate(original, against=["int8_row"], text=texts, context=CONTEXT)
+    evaluation = quanterr.evaluate(original, against=["int8_row"], text=texts, context=CONTEXT)
 
-    assert [0, 1, 2, 3, 8, 9, 10, 11] == found.floor.chunks
+    assert [0, 1, 2, 3, 8, 9, 10, 11] == evaluation.floor.chunks
 
 
 def test_tensors_computed_from_weights_are_converted_each_time():

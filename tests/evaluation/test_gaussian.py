@@ -25,8 +25,8 @@ def test_every_family_takes_gaussian_calls(family):
     calls.check(model)
     for call in calls.calls:
         with torch.no_grad():
-            found = model(**call.arguments, return_dict=False)[0]
-        assert all(one.isfinite().all() for one in found)
+            outputs = model(**call.arguments, return_dict=False)[0]
+        assert all(output.isfinite().all() for output in outputs)
     assert [call.name for call in calls.calls] == ["0000", "0001"]
 
 
@@ -41,12 +41,12 @@ def original(tmp_path_factory):
 
 @pytest.mark.parametrize(("allowed", "verdict"), [(False, "inconclusive"), (True, "pass")])
 def test_gates_on_gaussian_calls_must_be_allowed(allowed, verdict, original, tmp_path):
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         original, against=["int8_row"], inputs="gaussian:2", require=["output_snr_db >= 1"], allow_gaussian=allowed
     )
-    found.save(tmp_path / "e.md")
+    evaluation.save(tmp_path / "e.md")
 
-    assert (verdict, True) == (found.verdict, found.made_up)
+    assert (verdict, True) == (evaluation.verdict, evaluation.made_up)
     assert "Latents and conditionings were made up" in (tmp_path / "e.md").read_text()
 
 

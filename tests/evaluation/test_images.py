@@ -71,26 +71,26 @@ class TestMetrics:
         assert (37, 29, False) == (pair.width, pair.height, pair.identical)
 
     def test_metrics_have_means_with_standard_errors_and_intervals_over_pairs(self, folders):
-        found = quanterr.compare_images(*folders)
+        images = quanterr.compare_images(*folders)
         levels = [measure_psnr(*make_pair(n + 1, n)) for n in range(9)]
         error = np.std(levels, ddof=1) / 3
 
-        assert pytest.approx(np.mean(levels), abs=FLOAT64) == found.psnr_db.mean
-        assert pytest.approx(error, abs=FLOAT64) == found.psnr_db.se
-        assert pytest.approx(np.mean(levels) - 1.96 * error, abs=FLOAT64) == found.psnr_db.low
-        assert pytest.approx(np.mean(levels) + 1.96 * error, abs=FLOAT64) == found.psnr_db.high
-        assert pytest.approx(np.mean([pair.ssim for pair in found.pairs]), abs=FLOAT64) == found.ssim.mean
-        assert ("pass", False) == (found.verdict, found.gated)
+        assert pytest.approx(np.mean(levels), abs=FLOAT64) == images.psnr_db.mean
+        assert pytest.approx(error, abs=FLOAT64) == images.psnr_db.se
+        assert pytest.approx(np.mean(levels) - 1.96 * error, abs=FLOAT64) == images.psnr_db.low
+        assert pytest.approx(np.mean(levels) + 1.96 * error, abs=FLOAT64) == images.psnr_db.high
+        assert pytest.approx(np.mean([pair.ssim for pair in images.pairs]), abs=FLOAT64) == images.ssim.mean
+        assert ("pass", False) == (images.verdict, images.gated)
 
     def test_fewer_than_eight_pairs_have_no_interval(self, folders):
         for n in range(2):
             for folder in folders:
                 (folder / f"{n}.png").unlink()
-        found = quanterr.compare_images(*folders, require="lower(ssim) >= 0.1")
+        images = quanterr.compare_images(*folders, require="lower(ssim) >= 0.1")
 
-        assert (7, None, None) == (found.ssim.pairs, found.ssim.low, found.ssim.high)
-        assert "pass" != found.verdict
-        assert any("at least 8 pairs" in reason for reason in found.reasons)
+        assert (7, None, None) == (images.ssim.pairs, images.ssim.low, images.ssim.high)
+        assert "pass" != images.verdict
+        assert any("at least 8 pairs" in reason for reason in images.reasons)
 
     def test_grey_image_equals_its_colours_in_any_lossless_format(self, folders):
         x, _ = make_pair(1, 0)
@@ -103,23 +103,23 @@ class TestMetrics:
 
     def test_missing_lpips_gives_its_reason_and_fails_rules(self, folders, monkeypatch, tmp_path):
         monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))  # without weights, even if it is installed
-        found = quanterr.compare_images(*folders, require=["lpips <= 1", "max(lpips) <= 1"])
+        images = quanterr.compare_images(*folders, require=["lpips <= 1", "max(lpips) <= 1"])
 
-        assert found.lpips is None
-        assert re.search("installed|downloaded", found.lpips_absent)
-        assert ["fail", "fail"] == [gate.status for gate in found.gates]
+        assert images.lpips is None
+        assert re.search("installed|downloaded", images.lpips_absent)
+        assert ["fail", "fail"] == [gate.status for gate in images.gates]
 
 
 class TestNotCompared:
     """An image that is not compared is named with the reason, and the verdict is never a pass."""
 
     def check(self, folders, reason, name="x"):
-        found = quanterr.compare_images(*folders, require="min(ssim) >= 0")
-        (lost,) = found.not_compared
+        images = quanterr.compare_images(*folders, require="min(ssim) >= 0")
+        (lost,) = images.not_compared
 
-        assert (name, "inconclusive", 9) == (lost.name, found.verdict, len(found.pairs))
+        assert (name, "inconclusive", 9) == (lost.name, images.verdict, len(images.pairs))
         assert reason in lost.reason
-        assert any(lost.reason in said for said in found.reasons)
+        assert any(lost.reason in text for text in images.reasons)
 
     @pytest.mark.parametrize("side", [0, 1])
     def test_image_without_a_counterpart_is_not_compared(self, folders, side):
@@ -180,17 +180,17 @@ class TestNotCompared:
 
     def test_other_files_are_listed(self, folders):
         (folders[1] / "prompts.txt").write_text("a cat")
-        found = quanterr.compare_images(*folders)
+        images = quanterr.compare_images(*folders)
 
-        assert (["prompts.txt"], "pass") == (found.other_files, found.verdict)
+        assert (["prompts.txt"], "pass") == (images.other_files, images.verdict)
         assert "not read: prompts.txt" in run(*folders).stdout
 
     def test_folders_without_any_pair_are_inconclusive(self, tmp_path):
         save(tmp_path / "a/1.png", make_pair(1, 0)[0])
         save(tmp_path / "b/2.png", make_pair(1, 0)[0])
-        found = quanterr.compare_images(tmp_path / "a", tmp_path / "b", require="min(ssim) >= 0")
+        images = quanterr.compare_images(tmp_path / "a", tmp_path / "b", require="min(ssim) >= 0")
 
-        assert ("inconclusive", None, [], 2) == (found.verdict, found.ssim, found.pairs, len(found.not_compared))
+        assert ("inconclusive", None, [], 2) == (images.verdict, images.ssim, images.pairs, len(images.not_compared))
 
 
 class TestIdentical:
@@ -202,19 +202,19 @@ class TestIdentical:
                 quanterr.compare_images(*folders, require=f"{rule} >= {level + by}").verdict for by in (-1e-6, 1e-6)
             ]
             assert ["pass", "fail"] == verdicts, rule
-        found = quanterr.compare_images(*folders, require="min(psnr_db) >= 1")
+        images = quanterr.compare_images(*folders, require="min(psnr_db) >= 1")
 
-        assert ("pass", 8, 9) == (found.verdict, found.psnr_db.pairs, found.ssim.pairs)
-        assert "1 identical" in found.brief()
+        assert ("pass", 8, 9) == (images.verdict, images.psnr_db.pairs, images.ssim.pairs)
+        assert "1 identical" in images.brief()
 
     def test_identical_pairs_alone_are_inconclusive_and_one_folder_is_refused(self, folders):
         for n in range(9):
             (folders[1] / f"{n}.png").write_bytes((folders[0] / f"{n}.png").read_bytes())
-        found = quanterr.compare_images(*folders, require="min(ssim) >= 0.5")
+        images = quanterr.compare_images(*folders, require="min(ssim) >= 0.5")
 
-        assert "inconclusive" == found.verdict
-        assert found.psnr_db is None
-        assert any("every pair is identical" in reason for reason in found.reasons)
+        assert "inconclusive" == images.verdict
+        assert images.psnr_db is None
+        assert any("every pair is identical" in reason for reason in images.reasons)
         with pytest.raises(UsageError, match="the same folder"):
             quanterr.compare_images(folders[0], folders[0])
 
@@ -286,15 +286,15 @@ class TestBaseline:
 class TestDocument:
     @pytest.fixture
     def stored(self, folders, tmp_path):
-        found = quanterr.compare_images(*folders, require="min(ssim) >= 0.1")
-        found.save(tmp_path / "i.json")
-        return found, tmp_path / "i.json"
+        images = quanterr.compare_images(*folders, require="min(ssim) >= 0.1")
+        images.save(tmp_path / "i.json")
+        return images, tmp_path / "i.json"
 
     def test_document_is_read_back_unchanged_and_follows_its_schema(self, stored):
-        found, path = stored
+        images, path = stored
         schema = json.loads(CliRunner().invoke(app, ["schema", "images"]).stdout)
 
-        assert found.to_json() == quanterr.read_document(str(path)).to_json()
+        assert images.to_json() == quanterr.read_document(str(path)).to_json()
         jsonschema.validate(json.loads(path.read_text()), schema)
 
     def test_stored_images_are_judged_again(self, stored):
@@ -307,34 +307,34 @@ class TestDocument:
         assert [Status.OK, Status.GATE_FAILED] == statuses
 
     def test_page_shows_the_worst_pairs_first_and_loads_nothing(self, stored):
-        found, _ = stored
+        images, _ = stored
         file = io.StringIO()
-        next(output for output in OUTPUTS if output.name == "html").write(found, file)
+        next(output for output in OUTPUTS if output.name == "html").write(images, file)
         page = file.getvalue()
         sources = re.findall(r'<img src="([^"]*)"', page)
 
-        assert [str(n) for n in range(8, 0, -1)] == [one.name for one in found.worst]
-        assert sources == [uri for one in found.worst for uri in (one.original, one.quantized)]
+        assert [str(n) for n in range(8, 0, -1)] == [pair.name for pair in images.worst]
+        assert sources == [uri for pair in images.worst for uri in (pair.original, pair.quantized)]
         assert "img-src data:" in page
         assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
 
     def test_document_with_any_picture_but_a_jpeg_is_refused(self, stored):
-        found, path = stored
+        images, path = stored
         text = re.sub(r'"checksum": "[^"]*",\n', "", path.read_text())
-        path.write_text(text.replace(found.worst[0].original, "https://example.org/x.jpg"))
+        path.write_text(text.replace(images.worst[0].original, "https://example.org/x.jpg"))
         with pytest.raises(quanterr.QuanterrError):
             quanterr.read_document(str(path))
 
     def test_diff_follows_ssim_and_needs_the_same_originals(self, stored, folders):
-        found, _ = stored
+        images, _ = stored
         save(folders[1] / "8.png", make_pair(60, 8)[1])
         new = quanterr.compare_images(*folders)
-        (change,) = quanterr.diff(found, new).candidates
+        (change,) = quanterr.diff(images, new).candidates
 
-        assert (["8"], [], 8) == ([one.layer for one in change.worse], change.better, change.unchanged)
+        assert (["8"], [], 8) == ([item.layer for item in change.worse], change.better, change.unchanged)
         save(folders[0] / "8.png", make_pair(9, 9)[0])
         with pytest.raises(UsageError, match="other original images"):
-            quanterr.diff(found, quanterr.compare_images(*folders))
+            quanterr.diff(images, quanterr.compare_images(*folders))
 
 
 CHECKS = {

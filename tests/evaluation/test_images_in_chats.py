@@ -66,7 +66,7 @@ def looks(name: str, ids: list[int]) -> dict[str, Tensor]:
     """Return the model arguments that a processor makes of one image."""
     draw = torch.Generator().manual_seed(7)
     square = torch.randn(1, 3, 16, 16, generator=draw)
-    is_image = torch.tensor([[int(one == IMAGE) for one in ids]])
+    is_image = torch.tensor([[int(token == IMAGE) for token in ids]])
     match name:
         case "llava":
             return {"pixel_values": square}
@@ -116,7 +116,7 @@ def square(tmp_path_factory) -> Path:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     folder = tmp_path_factory.mktemp("chat")
     image.new("RGB", (16, 16), (200, 100, 50)).save(folder / "square.png")
-    lines = [[{"role": role, "content": content} for role, content in one] for one in CHAT]
+    lines = [[{"role": role, "content": content} for role, content in conversation] for conversation in CHAT]
     (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return folder
 
@@ -165,7 +165,7 @@ def test_images_and_text_are_scored_as_in_plain_transformers(name, square, tmp_p
     original, quantized, plain = make(name, tmp_path)
     monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor(name))
 
-    found = quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=64, dtype="float64")
+    evaluation = quanterr.evaluate(original, [quantized], chat=square / "chat.jsonl", context=64, dtype="float64")
 
     image = [START, *[IMAGE] * TOKENS[name]]
     wholes = [
@@ -177,9 +177,13 @@ def test_images_and_text_are_scored_as_in_plain_transformers(name, square, tmp_p
     for n, (ids, count) in enumerate(zip(wholes, scored, strict=True)):
         more = {} if n == 1 else looks(name, ids)
         want = divergences(original, plain, torch.tensor([ids]), **more)[-count - 2 : -2]
-        assert found.candidates[0].scores.kld_chunks[n] == pytest.approx(float(want.mean()), rel=FLOAT64)
-    towers = [one for one in found.candidates[0].weights if "vision" in one.layer_name or "visual" in one.layer_name]
-    assert any(one.output_error for one in towers)
+        assert evaluation.candidates[0].scores.kld_chunks[n] == pytest.approx(float(want.mean()), rel=FLOAT64)
+    towers = [
+        weight
+        for weight in evaluation.candidates[0].weights
+        if "vision" in weight.layer_name or "visual" in weight.layer_name
+    ]
+    assert any(weight.output_error for weight in towers)
 
 
 def with_processor(folder: Path) -> None:
@@ -211,25 +215,27 @@ def test_transformers_processor_makes_the_pixels(square, tmp_path):
     (tmp_path / "chat.jsonl").write_text((square / "chat.jsonl").read_text().splitlines()[0])
     (tmp_path / "square.png").write_bytes((square / "square.png").read_bytes())
 
-    found = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=64, dtype="float64")
+    evaluation = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=64, dtype="float64")
 
     ids = [1, 2, 10, *[IMAGE] * 16, 4, 5, 1, 3, 12, 13, 4, 5]
     image = pytest.importorskip("PIL.Image").open(square / "square.png")
     pixels = transformers.AutoProcessor.from_pretrained(original).image_processor(image, return_tensors="pt")
     want = divergences(original, plain, torch.tensor([ids]), **pixels)[-5:-2]
-    assert found.candidates[0].scores.tokens == 3
-    assert found.candidates[0].scores.kld_mean == pytest.approx(float(want.mean()), rel=FLOAT64)
+    assert evaluation.candidates[0].scores.tokens == 3
+    assert evaluation.candidates[0].scores.kld_mean == pytest.approx(float(want.mean()), rel=FLOAT64)
 
 
 def test_text_alone_is_scored_without_the_image_tower(tmp_path):
     original, quantized, plain = make("qwen2_5_vl", tmp_path)
     save_file({"ids": torch.arange(3, 35)}, tmp_path / "ids.safetensors")
 
-    found = quanterr.evaluate(original, [quantized], tokens=tmp_path / "ids.safetensors", context=16, dtype="float64")
+    evaluation = quanterr.evaluate(
+        original, [quantized], tokens=tmp_path / "ids.safetensors", context=16, dtype="float64"
+    )
 
     ids = torch.arange(3, 35).view(2, 16)
     want = [divergences(original, plain, chunk[None])[8:-1].mean() for chunk in ids]
-    assert found.candidates[0].scores.kld_chunks == pytest.approx([float(one) for one in want], rel=FLOAT64)
+    assert evaluation.candidates[0].scores.kld_chunks == pytest.approx([float(number) for number in want], rel=FLOAT64)
 
 
 def projector(original: Path, path: Path) -> dict[str, Tensor]:
@@ -245,9 +251,9 @@ def projector(original: Path, path: Path) -> dict[str, Tensor]:
             old = re.sub(
                 r"vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name
             )  # as before transformers 5
-            own = table.get_name(old, (".weight", ".bias"))
+            llama_name = table.get_name(old, (".weight", ".bias"))
             values[name] = x.half().float() if x.dim() > 1 else x
-            writer.add_tensor(own, values[name].half().numpy() if x.dim() > 1 else x.numpy())
+            writer.add_tensor(llama_name, values[name].half().numpy() if x.dim() > 1 else x.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -259,9 +265,9 @@ def test_only_the_language_model_has_a_cache(square, tmp_path, monkeypatch):
     original, *_ = make("llava", tmp_path)
     monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
 
-    [one] = quanterr.evaluate(original, kv="fp8_tensor", chat=square / "chat.jsonl", context=64).candidates
+    [candidate] = quanterr.evaluate(original, kv="fp8_tensor", chat=square / "chat.jsonl", context=64).candidates
 
-    errors = {block.name: block.relative_error for block in one.blocks if ".layers." in block.name}
+    errors = {block.name: block.relative_error for block in candidate.blocks if ".layers." in block.name}
     assert 4 == len(errors)
     assert all(("vision" in name) == (error == 0) for name, error in errors.items())
 
@@ -272,16 +278,16 @@ def test_projector_of_llama_cpp_is_the_tower_of_the_original(square, tmp_path, m
     values = stored(original) | projector(original, tmp_path / "mmproj.gguf")
     save_file(values, plain / "model.safetensors", {"format": "pt"})
 
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         original, [tmp_path / "mmproj.gguf"], chat=square / "chat.jsonl", context=64, dtype="float64"
     )
 
     ids = [1, 2, 10, START, *[IMAGE] * 16, 4, 5, 1, 3, 12, 13, 4, 5]
     want = divergences(original, plain, torch.tensor([ids]), **looks("llava", ids))[-5:-2]
-    [one] = found.candidates
-    assert ([], "omitted_parts") == (one.missing, one.findings[0].code)
-    assert "21 tensors run as the original has them: in the file of the language model" in one.findings[0].message
-    assert one.scores.kld_chunks[0] == pytest.approx(float(want.mean()), rel=FLOAT64)
+    [candidate] = evaluation.candidates
+    assert ([], "omitted_parts") == (candidate.missing, candidate.findings[0].code)
+    assert "21 tensors run as the original has them: in the file of the language model" in candidate.findings[0].message
+    assert candidate.scores.kld_chunks[0] == pytest.approx(float(want.mean()), rel=FLOAT64)
 
 
 class TestRefusals:

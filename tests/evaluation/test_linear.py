@@ -46,10 +46,10 @@ def test_products_are_as_exact_as_float32(onednn, x, weight, with_bias):
     bias = made(40) if with_bias else None
     want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     of_sizes = F.linear(x.double().abs(), weight.double().abs(), None if bias is None else bias.double().abs())
-    found = products.multiply(x, weight, bias)
+    product = products.multiply(x, weight, bias)
 
-    assert (want.shape, torch.float32) == (found.shape, found.dtype)
-    assert bool(((found - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
+    assert (want.shape, torch.float32) == (product.shape, product.dtype)
+    assert bool(((product - want).abs() <= (K + 2) * 2.0**-24 * of_sizes).all())
 
 
 def test_column_slices_are_left_to_torch(monkeypatch):
@@ -62,9 +62,9 @@ def test_column_slices_are_left_to_torch(monkeypatch):
 
 def test_gradients_equal_torch(onednn):
     x, weight = made(8, K).requires_grad_(), made(40, K)
-    found, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
+    gradient, want = (torch.autograd.grad(of(x, weight).square().sum(), x)[0] for of in (products.multiply, F.linear))
 
-    assert torch.equal(want, found)
+    assert torch.equal(want, gradient)
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float32", 1), ("float64", 0)])
@@ -76,7 +76,9 @@ def test_all_linear_layers_on_both_sides_use_onednn(dtype, times, tmp_path, monk
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     original, computed = saved("llama", tmp_path / "original"), []
     monkeypatch.setattr(linear, "multiply", lambda *args: computed.append(args[0].dim()) or F.linear(*args))
-    found = quanterr.evaluate(original, against="int8_row", tokens=ids(tmp_path), context=32, batch=99, dtype=dtype)
-    blocks = sum(".layers." in block.name for block in found.candidates[0].blocks)
+    evaluation = quanterr.evaluate(
+        original, against="int8_row", tokens=ids(tmp_path), context=32, batch=99, dtype=dtype
+    )
+    blocks = sum(".layers." in block.name for block in evaluation.candidates[0].blocks)
 
     assert times * 2 * (7 * blocks + 1) == computed.count(3)

@@ -31,9 +31,9 @@ def in_pieces(patch, rows=5):
     patch.setattr(attention, "MIN_SHARED_ELEMENTS", 0)
 
 
-def alike(one, other):
+def alike(first, second):
     """Return whether two evaluations have the same numbers, up to the order of sums."""
-    for x, y in zip(one.candidates, other.candidates, strict=True):
+    for x, y in zip(first.candidates, second.candidates, strict=True):
         assert (x.name, x.verdict, x.not_finite) == (y.name, y.verdict, y.not_finite)
         for key, value in asdict(x.scores).items():
             same = None if value is None else pytest.approx(value, rel=FLOAT64, abs=1e-12)
@@ -65,18 +65,18 @@ def test_drafts_and_the_floor_work_in_pieces(tmp_path, monkeypatch):
     tokens = ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, draft=draft, tokens=tokens, **OPTIONS)
     in_pieces(monkeypatch)
-    found = quanterr.evaluate(original, draft=draft, tokens=tokens, **OPTIONS)
+    evaluation = quanterr.evaluate(original, draft=draft, tokens=tokens, **OPTIONS)
 
-    assert alike(whole, found)
+    assert alike(whole, evaluation)
     assert whole.floor.scores.kld_mean > 0
-    assert pytest.approx(whole.floor.scores.kld_mean, rel=1e-4) == found.floor.scores.kld_mean  # it is in bfloat16
+    assert pytest.approx(whole.floor.scores.kld_mean, rel=1e-4) == evaluation.floor.scores.kld_mean  # it is in bfloat16
 
 
 def test_conversations_work_in_pieces(tmp_path, monkeypatch):
     original = saved("llama", tmp_path / "original")
     with_words(original)
     template(original, TURNS + PROMPT)
-    lines = [{"messages": [{"role": r, "content": c} for r, c in one]} for one in CONVERSATIONS]
+    lines = [{"messages": [{"role": r, "content": c} for r, c in conversation]} for conversation in CONVERSATIONS]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = {"against": "int8_row", "chat": tmp_path / "chat.jsonl", **OPTIONS}
     whole = quanterr.evaluate(original, **options)
@@ -107,9 +107,9 @@ def test_reference_works_in_pieces(tmp_path, monkeypatch):
     beside = quanterr.evaluate(original, kv="fp8", tokens=tokens, **OPTIONS)
     calls, compute = [], ModelRun.compute
     monkeypatch.setattr(ModelRun, "compute", lambda *given: calls.append(given[1:]) or compute(*given))
-    found = quanterr.evaluate(original, reference=tmp_path / "reference", kv="fp8", tokens=tokens, **OPTIONS)
+    evaluation = quanterr.evaluate(original, reference=tmp_path / "reference", kv="fp8", tokens=tokens, **OPTIONS)
 
-    assert beside.candidates[0].scores == found.candidates[0].scores
+    assert beside.candidates[0].scores == evaluation.candidates[0].scores
     assert (-24, -19) in calls
 
 

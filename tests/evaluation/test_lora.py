@@ -40,7 +40,7 @@ def adapter(tensors, names, kind, prefix, underscores=False):
 
 def error_of(model, family, base, other):
     """Return the mean relative error of the outputs of two calls by diffusers' own forward."""
-    found = []
+    errors = []
     for number in range(2):
         outputs = []
         for state in (base, other):
@@ -48,8 +48,8 @@ def error_of(model, family, base, other):
             with torch.no_grad():
                 outputs.append(model(**nested(call(family, number)), return_dict=False)[0].double())
         x, y = outputs
-        found.append(float((y - x).square().sum() / x.square().sum()))
-    return sum(found) / 2
+        errors.append(float((y - x).square().sum() / x.square().sum()))
+    return sum(errors) / 2
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +78,13 @@ def test_lora_with_file_names_is_merged_into_both_sides(kind, prefix, underscore
     expected = error_of(
         model, "FLUX.1", *(convert(checkpoint=dict(side), config=dict(model.config)) for side in (merged, other))
     )
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         folder / "original.safetensors", [folder / "candidate.safetensors"], inputs=inputs,
         config=folder / "original", lora=tmp_path / "lora.safetensors",
     )  # fmt: skip
 
-    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
-    assert ("pass", str(tmp_path / "lora.safetensors")) == (found.verdict, found.lora)
+    assert evaluation.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
+    assert ("pass", str(tmp_path / "lora.safetensors")) == (evaluation.verdict, evaluation.lora)
 
 
 def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path):
@@ -98,26 +98,26 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
     def merged(state):
         state = {key: value.float() for key, value in state.items()}
         for name in names:
-            a, b = (stored[f"transformer.{name}.lora_{one}.weight"] for one in "AB")
+            a, b = (stored[f"transformer.{name}.lora_{matrix}.weight"] for matrix in "AB")
             state[f"{name}.weight"] = state[f"{name}.weight"] + 0.5 * b @ a
         return state
 
     rounded = {key: value.bfloat16() for key, value in base.items()}
     save_file(rounded, tmp_path / "bf16.safetensors")
     expected = error_of(model, "FLUX.1", merged(base), merged(rounded))
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         folder / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, lora=tmp_path / "lora.safetensors"
     )
 
-    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
+    assert evaluation.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
 
 
 def test_other_names_go_through_the_diffusers_loader(tmp_path):
     """A LoRA from musubi-tuner has the names of Wan's authors, and the folder has diffusers' names."""
     model, tensors = made("Wan", tmp_path / "original")
-    names = [f"blocks.{n}.self_attn.{one}" for n in range(2) for one in "qkvo"]
-    names += [f"blocks.{n}.cross_attn.{one}" for n in range(2) for one in "qkvo"]
-    names += [f"blocks.{n}.ffn.{one}" for n in range(2) for one in (0, 2)]
+    names = [f"blocks.{n}.self_attn.{layer}" for n in range(2) for layer in "qkvo"]
+    names += [f"blocks.{n}.cross_attn.{layer}" for n in range(2) for layer in "qkvo"]
+    names += [f"blocks.{n}.ffn.{layer}" for n in range(2) for layer in (0, 2)]
     stored, merged = adapter(tensors, names, "kohya", "lora_unet_", underscores=True)
     save_file(stored, tmp_path / "lora.safetensors")
     rounded = {key: value.bfloat16() for key, value in tensors.items()}
@@ -128,11 +128,11 @@ def test_other_names_go_through_the_diffusers_loader(tmp_path):
         model, "Wan", *(convert(checkpoint=dict(side), config=dict(model.config)) for side in (merged, other))
     )
     inputs = write_calls("Wan", tmp_path / "calls.safetensors", 2)
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, lora=tmp_path / "lora.safetensors"
     )
 
-    assert found.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
+    assert evaluation.candidates[0].outputs.output_error == pytest.approx(expected, rel=of_squared_error(expected))
 
 
 REFUSED = {

@@ -41,22 +41,22 @@ def flux(tmp_path_factory):
         }
         paths.append(folder / f"{seed}.safetensors")
         save_file(changed, paths[-1])
-    found = {}
+    curvatures = {}
     for name, original, options in (
         ("folder", folder / "original", {}),
         ("file", folder / "original.safetensors", {"config": folder / "original"}),
     ):
         s = folder / f"{name}.json"
-        found[name] = quanterr.evaluate(
+        curvatures[name] = quanterr.evaluate(
             original, paths, inputs=inputs, dtype="float64", sensitivity=s, sensitivity_chunks=N_CALLS, **options
         )
-    return folder, model.double(), found
+    return folder, model.double(), curvatures
 
 
 def plain_squares(model, family, n_calls):
     """Return Σ over calls of the squared gradients of u · y / ‖y‖, by autograd through the whole model."""
     generator = torch.Generator().manual_seed(SEED)
-    found = {}
+    squares = {}
     for number in range(n_calls):
         arguments = {
             key: value.double() if value.is_floating_point() and value.dim() > 1 and not key.endswith("_ids") else value
@@ -68,8 +68,8 @@ def plain_squares(model, family, n_calls):
         ((output * signs).sum() / output.detach().norm()).backward()
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                found[key] = found.get(key, 0) + parameter.grad.square()
-    return found
+                squares[key] = squares.get(key, 0) + parameter.grad.square()
+    return squares
 
 
 def alpha_of(squares, weight):
@@ -85,37 +85,37 @@ def alphas(path):
 def test_alpha_equals_plain_autograd(flux):
     folder, model, _ = flux
     squares = plain_squares(model, "FLUX.1", N_CALLS)
-    found, document = alphas(folder / "folder.json")
+    computed, document = alphas(folder / "folder.json")
     weights = {key: weight.detach() for key, weight in model.named_parameters() if weight.dim() > 1}
 
-    assert found.keys() == weights.keys()
+    assert computed.keys() == weights.keys()
     for key, weight in weights.items():
         want = alpha_of(squares[key], weight) / N_CALLS
-        assert found[key] == pytest.approx(want, rel=FLOAT64), key
+        assert computed[key] == pytest.approx(want, rel=FLOAT64), key
     assert ("output error", N_CALLS) == (document["cost"], document["tokens"]["scored"])
 
 
 def test_prediction_weighs_each_element(flux):
-    folder, model, found = flux
+    folder, model, curvatures = flux
     squares = plain_squares(model, "FLUX.1", N_CALLS)
     other = load_file(folder / "0.safetensors")
     weights = dict(model.named_parameters())
-    for row in found["folder"].candidates[0].weights:
+    for row in curvatures["folder"].candidates[0].weights:
         error = other[row.layer_name].double() - weights[row.layer_name].detach()
         want = float((error.square() * squares[row.layer_name]).sum()) / N_CALLS
         assert row.predicted_output_error == pytest.approx(want, rel=FLOAT64), row.layer_name
 
 
 def test_fused_weights_cost_the_sum_over_their_parts(flux):
-    folder, _, found = flux
+    folder, _, curvatures = flux
     of_parts, _ = alphas(folder / "folder.json")
     fused, _ = alphas(folder / "file.json")
     block = "transformer_blocks.0.attn.to_"
 
     assert fused["double_blocks.0.img_attn.qkv.weight"] == pytest.approx(
-        sum(of_parts[f"{block}{one}.weight"] for one in "qkv"), rel=FLOAT64
+        sum(of_parts[f"{block}{projection}.weight"] for projection in "qkv"), rel=FLOAT64
     )
-    for a, b in zip(found["folder"].candidates, found["file"].candidates, strict=True):
+    for a, b in zip(curvatures["folder"].candidates, curvatures["file"].candidates, strict=True):
         assert a.predicted_output_error == pytest.approx(b.predicted_output_error, rel=FLOAT64)
 
 
@@ -123,13 +123,13 @@ def test_prediction_agrees_with_independent_errors(flux):
     """For one draw the error is a sum of squares of a few dominant directions. For five draws and four probes the means
     agree within a factor of two.
     """
-    _, _, found = flux
-    candidates = found["folder"].candidates
+    _, _, curvatures = flux
+    candidates = curvatures["folder"].candidates
     predicted, measured = (
         sum(values)
         for values in (
-            [one.predicted_output_error for one in candidates],
-            [one.outputs.output_error for one in candidates],
+            [candidate.predicted_output_error for candidate in candidates],
+            [candidate.outputs.output_error for candidate in candidates],
         )
     )
 
@@ -145,7 +145,9 @@ class TestReaders:
         report = quanterr.compare(path, folder / "0.safetensors", sensitivity=folder / "folder.json", device="cpu")
         known, _ = alphas(folder / "folder.json")
         layers = {layer.layer_name: layer for layer in report.layers}
-        a, b = (load_file(one)["proj_out.weight"].double() for one in (path, folder / "0.safetensors"))
+        a, b = (
+            load_file(path_of_side)["proj_out.weight"].double() for path_of_side in (path, folder / "0.safetensors")
+        )
         nmse = float((b - a).square().sum() / a.square().sum())
 
         assert layers["proj_out.weight"].predicted_output_error == pytest.approx(
@@ -166,7 +168,7 @@ class TestReaders:
         ranking.save(folder / "ranking.md")
         text = (folder / "plan.md").read_text()
 
-        predicted = [one.predicted_output_error for one in ranking.candidates]
+        predicted = [candidate.predicted_output_error for candidate in ranking.candidates]
         assert predicted == sorted(predicted)
         assert "predicted output error" in (folder / "ranking.md").read_text()
         assert ("predicted output error", True) == (plan.measure, plan.cost < max(predicted))
@@ -186,10 +188,10 @@ def test_convolution_kernels_have_a_sensitivity(tmp_path):
     model, _ = made("SD 1.5", tmp_path / "original")
     inputs = write_calls("SD 1.5", tmp_path / "calls.safetensors", 1)
     study(tmp_path / "original", inputs=inputs, dtype="float64", sensitivity=tmp_path / "s.json")
-    found, _ = alphas(tmp_path / "s.json")
+    computed, _ = alphas(tmp_path / "s.json")
     squares = plain_squares(model.double(), "SD 1.5", 1)
     kernel = dict(model.named_parameters())["conv_in.weight"].detach()
     want = alpha_of(squares["conv_in.weight"], kernel)
 
-    assert found["conv_in.weight"] == pytest.approx(want, rel=FLOAT64)
-    assert found.keys() == squares.keys()
+    assert computed["conv_in.weight"] == pytest.approx(want, rel=FLOAT64)
+    assert computed.keys() == squares.keys()

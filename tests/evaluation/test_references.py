@@ -57,9 +57,9 @@ def test_scores_equal_those_with_the_original_to_the_last_digit(name, dtype, tmp
 
 def test_candidates_beside_a_reference_keep_their_names(tmp_path):
     _, quantized, options = made(tmp_path)
-    found = quanterr.evaluate(quantized, {"mine": quantized}, reference=tmp_path / "reference", **options)
+    evaluation = quanterr.evaluate(quantized, {"mine": quantized}, reference=tmp_path / "reference", **options)
 
-    assert {"quantized", "mine"} == {one.name for one in found.candidates}
+    assert {"quantized", "mine"} == {candidate.name for candidate in evaluation.candidates}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
@@ -97,9 +97,9 @@ def kept(tmp_path_factory):
         ({"importance_out": "imatrix.gguf"}, "importance_out: needs the original"),
     ],
 )
-def test_different_setting_is_named(kept, more, told):
+def test_different_setting_is_named(kept, more, message):
     folder, _, quantized, options = kept
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         quanterr.evaluate(quantized, reference=folder / "reference", **options | more)
 
 
@@ -171,7 +171,7 @@ def test_command_writes_and_reads_a_reference(kept, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def conversations(tmp_path_factory):
     """A model with a chat template, a candidate, two texts and conversations, and a reference for all of them."""
     folder = tmp_path_factory.mktemp("said")
     original = saved("llama", folder / "original")
@@ -179,20 +179,20 @@ def said(tmp_path_factory):
     template(original, TURNS + PROMPT)
     for n, name in enumerate(("prose", "code")):
         (folder / f"{name}.txt").write_text(" ".join(f"w{(7 * k + n) % 90}" for k in range(8 * 16)))
-    lines = [{"messages": [{"role": r, "content": c} for r, c in one]} for one in CONVERSATIONS]
+    lines = [{"messages": [{"role": r, "content": c} for r, c in conversation]} for conversation in CONVERSATIONS]
     (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
     options = {"text": [folder / "prose.txt", folder / "code.txt"], "chat": folder / "chat.jsonl", "context": 16}
     study(original, save_reference=folder / "reference", **options)
     return folder, original, candidate(original)[0], options
 
 
-def test_several_texts_and_conversations_equal_those_with_the_original(said):
-    folder, original, quantized, options = said
+def test_several_texts_and_conversations_equal_those_with_the_original(conversations):
+    folder, original, quantized, options = conversations
     beside = quanterr.evaluate(original, [quantized], **options)
     alone = quanterr.evaluate(quantized, reference=folder / "reference", **options)
 
-    for one, other in zip(beside.candidates, alone.candidates, strict=True):
-        assert (one.scores, one.texts, one.positions, one.worst_tokens) == (
+    for from_reference, other in zip(beside.candidates, alone.candidates, strict=True):
+        assert (from_reference.scores, from_reference.texts, from_reference.positions, from_reference.worst_tokens) == (
             other.scores,
             other.texts,
             other.positions,
@@ -202,16 +202,16 @@ def test_several_texts_and_conversations_equal_those_with_the_original(said):
     assert beside.texts == alone.texts
 
 
-def test_other_conversations_are_refused(said, tmp_path):
-    folder, _, quantized, options = said
+def test_other_conversations_are_refused(conversations, tmp_path):
+    folder, _, quantized, options = conversations
     text = (folder / "chat.jsonl").read_text()
     (tmp_path / "chat.jsonl").write_text(text.replace("w33", "w34"))
     with pytest.raises(UsageError, match="the text differs"):
         quanterr.evaluate(quantized, reference=folder / "reference", **options | {"chat": tmp_path / "chat.jsonl"})
 
 
-def test_single_text_may_be_a_string(said, tmp_path):
-    folder, original, quantized, _ = said
+def test_single_text_may_be_a_string(conversations, tmp_path):
+    folder, original, quantized, _ = conversations
     paths = folder / "prose.txt", str(folder / "prose.txt")
     first, second = (quanterr.evaluate(original, [quantized], text=path, context=16) for path in paths)
 
@@ -225,16 +225,16 @@ def test_single_text_may_be_a_string(said, tmp_path):
         (None, f"torch of an unknown version, now {torch.__version__}, transformers of an unknown version"),
     ],
 )
-def test_other_versions_are_reported(said, tmp_path, versions, says):
-    folder, _, quantized, options = said
+def test_other_versions_are_reported(conversations, tmp_path, versions, says):
+    folder, _, quantized, options = conversations
     shutil.copytree(folder / "reference", tmp_path / "reference")
     path = tmp_path / "reference" / "reference.json"
     header = json.loads(path.read_text())
     same = header.pop("versions")
     path.write_text(json.dumps(header if versions is None else header | {"versions": versions}))
     [candidate] = quanterr.evaluate(quantized, reference=path.parent, **options).candidates
-    [found] = [one for one in candidate.findings if one.code == "reference_versions"]
+    [finding] = [finding for finding in candidate.findings if finding.code == "reference_versions"]
 
     assert {"torch": torch.__version__, "transformers": transformers.__version__} == same
-    assert says in found.message
-    assert "info" == found.severity
+    assert says in finding.message
+    assert "info" == finding.severity

@@ -43,8 +43,8 @@ def path_of(model, family, seed, guided):
             given = arguments | {name: latents}
             calls.append(given)
             with torch.no_grad():
-                found = model(**nested(given), return_dict=False)[0]
-            outputs.append(sign * (found[0] if is_list else found))
+                model_output = model(**nested(given), return_dict=False)[0]
+            outputs.append(sign * (model_output[0] if is_list else model_output))
         velocity = outputs[-1] + SCALE * (outputs[0] - outputs[-1]) if guided else outputs[0]
         latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
         steps.append(latents)
@@ -76,8 +76,8 @@ def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp
     save_file(rounded, tmp_path / "bf16.safetensors")
     model.load_state_dict({key: value.float() for key, value in rounded.items()})
     other = [path_of(model, family, seed, guided) for seed in range(2)]
-    found = quanterr.evaluate(tmp_path / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, rollout=True)
-    rollout = found.candidates[0].rollout
+    evaluation = quanterr.evaluate(tmp_path / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, rollout=True)
+    rollout = evaluation.candidates[0].rollout
 
     pairs = [
         [(x.double(), y.double()) for x, y in zip(a, b, strict=True)]
@@ -94,8 +94,8 @@ def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp
     assert sum(psnr) / 2 == pytest.approx(rollout.rollout_psnr_db, abs=10 * relative / log(10))
     assert sum(cosines) / 2 == pytest.approx(rollout.rollout_cosine, abs=mean * relative)
     growth = [sum(steps[n] for steps in errors) / 2 for n in range(3)]
-    for n, (own, step) in enumerate(zip(growth, rollout.steps, strict=True), 1):
-        assert own == pytest.approx(step.output_error, rel=of_squared_error(own) * n)
+    for n, (step_errors, step) in enumerate(zip(growth, rollout.steps, strict=True), 1):
+        assert step_errors == pytest.approx(step.output_error, rel=of_squared_error(step_errors) * n)
     assert abs(errors[0][-1] - errors[1][-1]) / 2 == pytest.approx(rollout.rollout_error_se, abs=mean * relative)
     assert [(0, 2), (1, 2), (2, 2)] == [(step.step, step.calls) for step in rollout.steps]
 
@@ -109,8 +109,8 @@ def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
 
     def errors(device):
         sides = tmp_path / "original", [tmp_path / "bf16.safetensors"]
-        [one] = quanterr.evaluate(*sides, inputs=inputs, rollout=True, device=device).candidates
-        return [step.output_error for step in one.rollout.steps]
+        [candidate] = quanterr.evaluate(*sides, inputs=inputs, rollout=True, device=device).candidates
+        return [step.output_error for step in candidate.rollout.steps]
 
     here = errors("cpu")
     with simulated():
@@ -124,14 +124,14 @@ def test_page_shows_the_rollout_and_rules_may_name_it(tmp_path):
     model, _ = made("SD3", tmp_path / "original")
     _, calls = path_of(model, "SD3", 0, False)
     inputs = write("SD3", tmp_path / "calls.safetensors", [calls], False)
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "original", against=["int8_row"], inputs=inputs, rollout=True, require=["rollout_psnr_db >= 10"]
     )
     for suffix in ("md", "html", "csv", "json", "xml"):
-        found.save(tmp_path / f"e.{suffix}")
+        evaluation.save(tmp_path / f"e.{suffix}")
 
     assert "rollout_psnr_db &gt;= 10" in (tmp_path / "e.xml").read_text()
-    assert ("pass", None) == (found.verdict, found.candidates[0].rollout.rollout_error_se)
+    assert ("pass", None) == (evaluation.verdict, evaluation.candidates[0].rollout.rollout_error_se)
 
 
 class TestRefused:
@@ -144,7 +144,7 @@ class TestRefused:
             for n in range(n_calls):
                 arguments = call("SD3", n) | changed
                 tensors |= {f"{n}/{name}": value.contiguous() for name, value in arguments.items()}
-            metadata = {"version": 1, "calls": {str(n): own for n, own in enumerate(described)}}
+            metadata = {"version": 1, "calls": {str(n): description for n, description in enumerate(described)}}
             save_file(tensors, tmp_path / "calls.sft", {"quanterr.inputs": json.dumps(metadata)})
             return quanterr.evaluate(
                 tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "calls.sft", rollout=True
@@ -202,10 +202,10 @@ def test_example_records_sigmas_and_branches(tmp_path):
     with recorder, recorder.group("a"):
         steps, _ = path_of(model, "SD3", 0, True)
     recorder.save(tmp_path / "calls.safetensors")
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "original", against=["int8_row"], inputs=tmp_path / "calls.safetensors", rollout=True
     )
 
-    assert [0, 1, 2] == [step.step for step in found.candidates[0].rollout.steps]
-    assert 0 < found.candidates[0].rollout.rollout_error < 1
+    assert [0, 1, 2] == [step.step for step in evaluation.candidates[0].rollout.steps]
+    assert 0 < evaluation.candidates[0].rollout.rollout_error < 1
     assert len(steps) == 3

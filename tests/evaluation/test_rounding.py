@@ -250,7 +250,7 @@ def test_declared_activations_equal_a_plain_emulation(original, tmp_path, name):
 @pytest.mark.parametrize("name", CASES)
 def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_path, name):
     path, values = quantized(tmp_path / "quantized", original, name, transformed=True)
-    found = evaluated(original, path).candidates[0]
+    candidate = evaluated(original, path).candidates[0]
     _, rotation = hadamard_signs()
 
     def rounded(x):
@@ -260,13 +260,13 @@ def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_p
     unrotated = kld(original, values, chunks_of(original), rounded=CASES[name][3])
     # Each product's inputs and weights are rounded to float32 once more: 2^-24 of their size, where codes lose 2^-8 at
     # least. So the divergence changes by 2 · sqrt(2) · 2^-16 of itself, for each of seven products in two blocks.
-    assert expected == pytest.approx(found.scores.kld_mean, rel=14 * 2**1.5 * 2**-16)
+    assert expected == pytest.approx(candidate.scores.kld_mean, rel=14 * 2**1.5 * 2**-16)
     assert expected != pytest.approx(unrotated, rel=10 * 14 * 2**1.5 * 2**-16)
 
 
 def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "int8_token")
-    found = {weight.layer_name: weight for weight in evaluated(original, path).candidates[0].weights}
+    weights = {weight.layer_name: weight for weight in evaluated(original, path).candidates[0].weights}
     name, sums = "model.layers.0.self_attn.v_proj", []  # inputs to the first block are the original's
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
 
@@ -279,18 +279,18 @@ def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path)
     with torch.inference_mode():
         model(input_ids=chunks_of(original), use_cache=False)
 
-    assert sums[0][0] / sums[0][1] == pytest.approx(found[f"{name}.weight"].input_error, rel=CLOSE)
-    assert found["lm_head.weight"].input_error is None
-    of_both = found[f"{name}.weight"].input_error + found[f"{name}.weight"].output_error
-    assert found[f"{name}.weight"].input_error / of_both == pytest.approx(found[f"{name}.weight"].share_of_inputs)
+    assert sums[0][0] / sums[0][1] == pytest.approx(weights[f"{name}.weight"].input_error, rel=CLOSE)
+    assert weights["lm_head.weight"].input_error is None
+    of_both = weights[f"{name}.weight"].input_error + weights[f"{name}.weight"].output_error
+    assert weights[f"{name}.weight"].input_error / of_both == pytest.approx(weights[f"{name}.weight"].share_of_inputs)
 
 
 def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "int8_token")
-    found = evaluated(original, path)
+    evaluation = evaluated(original, path)
     paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv")]
     for each in paths:
-        found.save(each)
+        evaluation.save(each)
     rows = {row["name"]: row for row in csv.DictReader(paths[1].read_text().splitlines()) if row["list"] == "weights"}
     weights = {weight["layer_name"]: weight for weight in json.loads(paths[0].read_text())["candidates"][0]["weights"]}
     name = "model.layers.0.self_attn.v_proj.weight"
@@ -300,18 +300,18 @@ def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
         assert weights[name][column] == pytest.approx(float(rows[name][column]))
         assert weights["lm_head.weight"][column] is None
         assert rows["lm_head.weight"][column] == ""
-    assert "share of inputs" in format_numbers(found)
-    of_both = dict(zip(weights, make_columns(map_rows(found))["columns"]["of_both_0"], strict=True))
+    assert "share of inputs" in format_numbers(evaluation)
+    of_both = dict(zip(weights, make_columns(map_rows(evaluation))["columns"]["of_both_0"], strict=True))
     assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # three digits
 
 
 def test_declared_cache_is_rounded_after_the_rotary_embedding(original, tmp_path):
     path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
-    found = evaluated(original, path).candidates[0]
+    candidate = evaluated(original, path).candidates[0]
 
-    assert ("fp8", {}) == (found.kv, found.activations)
+    assert ("fp8", {}) == (candidate.kv, candidate.activations)
     expected = kld(original, values, chunks_of(original), cache=(0.02, 0.01))
-    assert expected == pytest.approx(found.scores.kld_mean, rel=CLOSE)
+    assert expected == pytest.approx(candidate.scores.kld_mean, rel=CLOSE)
 
 
 def test_single_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
@@ -330,7 +330,9 @@ def test_unsupported_scheme_is_inconclusive(original, tmp_path):
     declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
 
     assert ("inconclusive", "pass") == (declared.verdict, alone.verdict)
-    assert ["not_emulated"] == [found.code for found in declared.candidates[0].findings if found.severity != "info"]
+    assert ["not_emulated"] == [
+        finding.code for finding in declared.candidates[0].findings if finding.severity != "info"
+    ]
     assert "by group, are not emulated" in declared.reasons[0]
 
 
@@ -339,7 +341,9 @@ def test_scheme_may_be_requested_and_split_from_the_weights(original, tmp_path):
     both = evaluated(original, path, activations="int8_token", kv="fp8", split=True)
 
     assert ["quantized", "quantized, weights alone"] == [candidate.name for candidate in both.candidates]
-    assert [({"int8_token": 14}, "fp8"), ({}, None)] == [(one.activations, one.kv) for one in both.candidates]
+    assert [({"int8_token": 14}, "fp8"), ({}, None)] == [
+        (candidate.activations, candidate.kv) for candidate in both.candidates
+    ]
     expected = kld(original, values, chunks_of(original), rounded=round_int8_token, cache=(1.0, 1.0))
     assert expected == pytest.approx(both.candidates[0].scores.kld_mean, rel=CLOSE)
 
@@ -375,7 +379,9 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
     path = saved("qwen3_moe", tmp_path / "original", num_hidden_layers=1)
     tokens = ids(tmp_path)
     values, scales = fp8_experts(tmp_path / "quantized", path)
-    found = quanterr.evaluate(path, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
+    candidate = quanterr.evaluate(path, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[
+        0
+    ]
 
     def multiply(x, module):
         scale = scales[f"model.layers.0.mlp.experts.{module}"]
@@ -403,9 +409,9 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
     base, other = results
     expected = float((base.exp() * (base - other)).sum(-1).mean())
 
-    assert {"fp8_static": 12} == found.activations
-    assert "pass" == found.verdict, found.reasons
-    assert expected == pytest.approx(found.scores.kld_mean, rel=CLOSE)
+    assert {"fp8_static": 12} == candidate.activations
+    assert "pass" == candidate.verdict, candidate.reasons
+    assert expected == pytest.approx(candidate.scores.kld_mean, rel=CLOSE)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -427,11 +433,11 @@ def test_inputs_for_rotated_weights_are_rotated_rounded_and_rotated_back():
     h = torch.kron(torch.kron(h4, h4), h4) / 8
     way = Rounded(INPUT_SCHEMES["int8_token"], StoredInputScale(), None, partial(rotate, size=64))
     expected = (golden["int8_token_rotated_64"].double().view(1, 8, 4, 64) @ h).view(1, 8, 256)
-    found = way(golden["x"])
+    rounded = way(golden["x"])
     # comfy-kitchen rotates in float32 with 64 additions; we round once before and once after
     allowed = 66 * 2.0**-24 * golden["x"].double().norm(dim=-1, keepdim=True)
 
-    assert bool(((found - expected).abs() <= allowed).all())
+    assert bool(((rounded - expected).abs() <= allowed).all())
     assert not torch.allclose(INPUT_SCHEMES["int8_token"](golden["x"], StoredInputScale()).double(), expected)
 
 
@@ -463,7 +469,7 @@ def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp
     watched = {weight.untyped_storage().data_ptr(): Watched(key, [key], [way], layout, None)}
     x = golden["x"][..., : weight.shape[1]]
     with RoundingMode(watched, None, made.rounding):
-        found = functional.linear(x, weight)
+        product = functional.linear(x, weight)
 
     up, down = way.branch
     # Sums of that many float32 products of codes and of the branch, which we add to the weight and subtract again.
@@ -471,7 +477,7 @@ def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp
     allowed = (sum(weight.shape) + len(down)) * 2.0**-24 * terms
     of_uint8 = "inputs of 1 weight were not rounded: mm_uint8.weight: products of SDNQ in uint8 are not emulated"
     assert made.rounding.reasons() == ([of_uint8] if producer == "sdnq_branches" else [])
-    assert bool(((found - golden[name]).abs() <= allowed).all())
+    assert bool(((product - golden[name]).abs() <= allowed).all())
     assert not bool(((functional.linear(way(x), weight) - golden[name]).abs() <= allowed).all())
 
 
@@ -506,10 +512,12 @@ def test_harness_rounds_inputs_too(original, tmp_path):
     folder = tmp_path / "original"
     shutil.copytree(original, folder)
     with_words(folder)
-    (found,) = StreamedModel(folder, path, dtype="float64").loglikelihood([SimpleNamespace(args=("w1 w2 w3", " w4"))])
+    (likelihood,) = StreamedModel(folder, path, dtype="float64").loglikelihood(
+        [SimpleNamespace(args=("w1 w2 w3", " w4"))]
+    )
     ((*_, last, _),) = logits(original, values, torch.tensor([[1, 2, 3, 4]]), rounded=round_int8_token)
 
-    assert found[0] == pytest.approx(float(last.log_softmax(-1)[4]), rel=CLOSE)
+    assert likelihood[0] == pytest.approx(float(last.log_softmax(-1)[4]), rel=CLOSE)
 
 
 def test_unknown_scheme_is_refused_before_anything_is_read(original):
@@ -527,11 +535,11 @@ def test_baseline_with_other_activations_is_refused(original, tmp_path):
 
 def test_inspection_lists_the_declared_schemes(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "nvfp4", cache=True)
-    found = quanterr.inspect(path)
+    inspection = quanterr.inspect(path)
 
-    assert ({"nvfp4": 14}, "fp8") == (found.activations, found.kv)
-    assert {"nvfp4"} == {weight.activations for weight in found.weights if "proj" in weight.name}
-    assert {None} == {weight.activations for weight in found.weights if "proj" not in weight.name}
+    assert ({"nvfp4": 14}, "fp8") == (inspection.activations, inspection.kv)
+    assert {"nvfp4"} == {weight.activations for weight in inspection.weights if "proj" in weight.name}
+    assert {None} == {weight.activations for weight in inspection.weights if "proj" not in weight.name}
 
 
 class TestFindings:
@@ -552,10 +560,10 @@ class TestFindings:
             tensors |= {f"{key}{part}": value.contiguous() for part, value in parts.items()}
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         report = quanterr.compare(original, path)
-        found = [finding for finding in report.findings if finding.code == "sibling_scales"]
+        findings = [finding for finding in report.findings if finding.code == "sibling_scales"]
 
-        assert expected == [finding.severity for finding in found]
-        for finding in found:
+        assert expected == [finding.severity for finding in findings]
+        for finding in findings:
             (key, x) = (
                 "model.layers.1.self_attn.k_proj.weight",
                 stored(original)["model.layers.1.self_attn.k_proj.weight"],
@@ -573,26 +581,26 @@ class TestFindings:
         tensors[f"model.layers.1.self_attn.k_proj.{part}"] /= 8
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         broken = quanterr.compare(original, path)
-        before, found = (
-            [found for found in each.findings if found.code == "sibling_scales" and "of inputs" in found.message]
+        before, after = (
+            [after for after in each.findings if after.code == "sibling_scales" and "of inputs" in after.message]
             for each in (sound, broken)
         )
 
         assert [] == before
-        assert ["warning"] == [found.severity for found in found]
+        assert ["warning"] == [after.severity for after in after]
         assert (pytest.approx(8), ["model.layers.1.self_attn.k_proj.weight"]) == (
-            found[0].evidence["ratio"],
-            found[0].evidence["layers"],
+            after[0].evidence["ratio"],
+            after[0].evidence["layers"],
         )
-        assert ("its range" in found[0].message) == (name == "nvfp4")  # here the stored scale is a divisor
+        assert ("its range" in after[0].message) == (name == "nvfp4")  # here the stored scale is a divisor
 
     def test_static_scheme_without_any_scale_is_not_emulated(self, original, tmp_path):
         path, _ = quantized(tmp_path / "quantized", original, "nvfp4")
         tensors = load_file(path / "model.safetensors")
         kept = {key: value for key, value in tensors.items() if not key.endswith("input_global_scale")}
         save_file(kept, path / "model.safetensors", {"format": "pt"})
-        for found in (quanterr.compare(original, path), quanterr.inspect(path)):
-            messages = [finding.message for finding in found.findings if finding.code == "missing_input_scale"]
+        for document in (quanterr.compare(original, path), quanterr.inspect(path)):
+            messages = [finding.message for finding in document.findings if finding.code == "missing_input_scale"]
 
             assert len(messages) == 1
             assert "W4A16 for W4A4" in messages[0]
@@ -607,10 +615,10 @@ class TestFindings:
         ],
     )
     def test_unsupported_comfyui_label_does_not_mean_weights_only(self, form, rounded):
-        found = _read_comfy("a", Label("tensor", {"format": form}), {})
+        inputs = _read_comfy("a", Label("tensor", {"format": form}), {})
 
-        assert rounded == (found is not None)
-        assert found is None or (found.scheme == "" and form in found.why_not)
+        assert rounded == (inputs is not None)
+        assert inputs is None or (inputs.scheme == "" and form in inputs.why_not)
 
     def test_comfyui_fp8_without_an_input_scale_is_noted(self, tmp_path):
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -622,13 +630,13 @@ class TestFindings:
             save_file(tensors | more, tmp_path / f"{name}.safetensors")
         codes = [
             [
-                found.code
-                for found in quanterr.compare(tmp_path / "x.safetensors", tmp_path / f"{name}.safetensors").findings
+                finding.code
+                for finding in quanterr.compare(tmp_path / "x.safetensors", tmp_path / f"{name}.safetensors").findings
             ]
             for name in ("without", "with")
         ]
 
-        assert [True, False] == ["no_input_scale" in found for found in codes]
+        assert [True, False] == ["no_input_scale" in finding for finding in codes]
 
 
 def with_factor(tensor, factor):

@@ -22,28 +22,28 @@ def coarse(weight):
 def routed(name, folder, chunks):
     """Return each router's logits and experts for all tokens, by a plain model."""
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
-    found = {}
+    routing = {}
     for path, module in model.named_modules():
         if type(module).__name__.endswith("Router"):
-            module.register_forward_hook(lambda _, __, output, path=path: found.update({path: output}))
+            module.register_forward_hook(lambda _, __, output, path=path: routing.update({path: output}))
     with torch.inference_mode():
         model(input_ids=chunks, use_cache=False)
-    return found
+    return routing
 
 
 def measured(folder, name, **options):
     original, tokens = saved(name, folder / "original"), ids(folder, 8 * CONTEXT)
     quantized, values = candidate(original, coarse)
-    found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
-    return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), found
+    evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
+    return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), evaluation
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "llama4"])
 def test_router_agreement_equals_plain_transformers(name, tmp_path):
     """DeepSeek's router computes in float32, from inputs that differ by roundings of float64."""
-    original, values, chunks, found = measured(tmp_path, name)
+    original, values, chunks, evaluation = measured(tmp_path, name)
     x, y = (routed(name, folder, chunks) for folder in (original, values))
-    rows = {row.name: row for row in found.candidates[0].routers}
+    rows = {row.name: row for row in evaluation.candidates[0].routers}
 
     assert set(x) == set(rows)
     for router, row in rows.items():
@@ -62,29 +62,29 @@ def test_router_agreement_equals_plain_transformers(name, tmp_path):
 
 
 def test_every_output_has_routers_and_gates_hold(tmp_path):
-    _, _, _, found = measured(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
+    _, _, _, evaluation = measured(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
     for ending in ("md", "csv", "json"):
-        found.save(tmp_path / f"e.{ending}")
-    worst = min(found.candidates[0].routers, key=lambda row: row.same_experts)
+        evaluation.save(tmp_path / f"e.{ending}")
+    worst = min(evaluation.candidates[0].routers, key=lambda row: row.same_experts)
 
     assert f"routers,quantized,{worst.name},same_experts,{worst.same_experts!r}" in (tmp_path / "e.csv").read_text()
-    assert found.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
-    assert ("fail", worst.same_experts) == (found.verdict, found.candidates[0].gates[0].observed)
+    assert evaluation.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
+    assert ("fail", worst.same_experts) == (evaluation.verdict, evaluation.candidates[0].gates[0].observed)
 
 
 def test_batches_add_up_to_the_whole(tmp_path):
-    _, _, _, found = measured(tmp_path, "mixtral")
+    _, _, _, whole = measured(tmp_path, "mixtral")
     tokens = tmp_path / "ids.safetensors"
-    one = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "original", [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, dtype="float64", batch=1
     )
 
-    for row, other in zip(found.candidates[0].routers, one.candidates[0].routers, strict=True):
+    for row, other in zip(whole.candidates[0].routers, evaluation.candidates[0].routers, strict=True):
         assert (row.name, row.tokens, row.same_experts) == (other.name, other.tokens, other.same_experts)
         assert row.router_kld == pytest.approx(other.router_kld, rel=1e-9)
 
 
 def test_dense_model_has_no_routers(tmp_path):
-    _, _, _, found = measured(tmp_path, "llama")
+    _, _, _, evaluation = measured(tmp_path, "llama")
 
-    assert [] == found.candidates[0].routers
+    assert [] == evaluation.candidates[0].routers

@@ -30,9 +30,9 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 def streamed(folder, chunks):
     """Return the profile, computed one unit at a time."""
-    with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as found:
+    with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as model_files:
         sides = OriginalWeights(checkpoint)
-        model = building.Architecture(building.read_config(found), torch.float64).build()
+        model = building.Architecture(building.read_config(model_files), torch.float64).build()
         inputs = {n: {"input_ids": chunk[None], "use_cache": False} for n, chunk in enumerate(chunks)}
         stream = Stream(model, ConversionNames(model, sides.weights), sides.get, inputs, CPU, graph=True)
         try:
@@ -48,7 +48,7 @@ def plain(name, folder, chunks):
     """
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     generator = torch.Generator().manual_seed(SEED)
-    found = {}
+    squared = {}
     for chunk in chunks:
         logits = model(input_ids=chunk[None], use_cache=False).logits[0, CONTEXT // 2 : -1]
         labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
@@ -56,29 +56,31 @@ def plain(name, folder, chunks):
         (0.5**0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum")).backward()
         for path, weight in model.named_parameters():
             if weight.dim() > 1:
-                found[path] = found.get(path, 0) + weight.grad.square()
-    return {path: (squares, model.get_parameter(path).detach()) for path, squares in found.items()}
+                squared[path] = squared.get(path, 0) + weight.grad.square()
+    return {path: (squares, model.get_parameter(path).detach()) for path, squares in squared.items()}
 
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3", "gpt2"])
 def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
     folder = saved(name, tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
-    found = streamed(folder, chunks)
+    curvatures = streamed(folder, chunks)
     known = plain(name, folder, chunks)
     tied = ("embed_tokens", "wte")  # plain torch adds up their gradients
-    both = [path for path in known if WHOLE in found.by_part.get(path, {}) and not any(part in path for part in tied)]
+    both = [
+        path for path in known if WHOLE in curvatures.by_part.get(path, {}) and not any(part in path for part in tied)
+    ]
 
-    assert found.scored == len(chunks) * (CONTEXT // 2 - 1)
+    assert curvatures.scored == len(chunks) * (CONTEXT // 2 - 1)
     assert len(both) >= 8
     for path in both:
-        curvature, (squares, weight) = found.by_part[path][WHOLE], known[path]
+        curvature, (squares, weight) = curvatures.by_part[path][WHOLE], known[path]
         largest = float(squares.max())
         assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
-        want = float((squares.mean(1) * weight.square().sum(1)).sum()) / found.scored
-        assert curvature.alpha(found.scored) == pytest.approx(want, rel=FLOAT64), path
+        want = float((squares.mean(1) * weight.square().sum(1)).sum()) / curvatures.scored
+        assert curvature.alpha(curvatures.scored) == pytest.approx(want, rel=FLOAT64), path
         error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # it costs as much as alpha states
-        assert curvature.predicted(error, found.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
+        assert curvature.predict_cost(error, curvatures.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 
 def test_error_is_weighed_by_its_own_element():
@@ -86,7 +88,7 @@ def test_error_is_weighed_by_its_own_element():
     curvature.add(torch.tensor([[1e3, 0.0], [0.0, 2.0]]))
     curvature.add(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
 
-    assert curvature.predicted(torch.tensor([[0.0, 1.0], [1.0, 0.5]]), 1) == 1.25
+    assert curvature.predict_cost(torch.tensor([[0.0, 1.0], [1.0, 0.5]]), 1) == 1.25
 
 
 def test_tied_head_matters_in_both_uses(tmp_path):
@@ -96,7 +98,7 @@ def test_tied_head_matters_in_both_uses(tmp_path):
     tensors, name = stored(original), "model.embed_tokens.weight"
     noise = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(4)) * tensors[name].std()
     save_file(tensors | {name: tensors[name] + 0.01 * noise}, tmp_path / "other" / "model.safetensors")
-    found = quanterr.evaluate(
+    candidate = quanterr.evaluate(
         original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, dtype="float64",
         sensitivity=tmp_path / "s.json", sensitivity_chunks=20,
     ).candidates[0]  # fmt: skip
@@ -108,7 +110,7 @@ def test_tied_head_matters_in_both_uses(tmp_path):
 
     assert len(both) == 2
     assert row["alpha"] == pytest.approx(sum(both), rel=FLOAT64)
-    assert 0.5 < found.predicted_kld / found.scores.kld_mean < 2
+    assert 0.5 < candidate.predicted_kld / candidate.scores.kld_mean < 2
 
 
 class TestEvaluation:
@@ -126,11 +128,11 @@ class TestEvaluation:
             changed = {key: value + share * noise.get(key, 0) for key, value in tensors.items()}
             save_file(changed, folder / name / "model.safetensors")
             paths.append(folder / name)
-        found = quanterr.evaluate(
+        evaluation = quanterr.evaluate(
             original, paths, tokens=ids(folder, 320), context=CONTEXT, sensitivity=folder / "s.json",
             sensitivity_chunks=10,
         )  # fmt: skip
-        return found, json.loads((folder / "s.json").read_text())
+        return evaluation, json.loads((folder / "s.json").read_text())
 
     def test_prediction_agrees_with_small_errors(self, made):
         for each in made[0].candidates:
@@ -157,16 +159,16 @@ class TestEvaluation:
 
     def test_standard_errors_fall_with_the_root_of_the_number_of_chunks(self, tmp_path):
         original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 40 * CONTEXT)
-        found = []
+        standard_errors = []
         for chunks in (4, 40):
             asked = {"tokens": tokens, "context": CONTEXT, "sensitivity": tmp_path / "s.json"}
             quanterr.evaluation.run.study(original, **asked, sensitivity_chunks=chunks)
             rows = json.loads((tmp_path / "s.json").read_text())["weights"]
-            found.append({row["layer_name"]: row["alpha_se"] / row["alpha"] for row in rows})
-        gains = sorted(found[0][name] / found[1][name] for name in found[1])
+            standard_errors.append({row["layer_name"]: row["alpha_se"] / row["alpha"] for row in rows})
+        gains = sorted(standard_errors[0][name] / standard_errors[1][name] for name in standard_errors[1])
 
         assert 2 < gains[len(gains) // 2] < 5  # with ten times as many chunks
-        assert all(0 < share < 1 for share in found[1].values())
+        assert all(0 < share < 1 for share in standard_errors[1].values())
 
     def test_model_must_continue_a_text(self, tmp_path):
         original = saved("bert", tmp_path / "original")

@@ -40,8 +40,8 @@ CALLS = 2
 
 def output(model, family, number):
     with torch.no_grad():
-        found = model(**nested(call(family, number)), return_dict=False)[0]
-    return (torch.cat([each.flatten() for each in found]) if isinstance(found, list) else found).double()
+        result = model(**nested(call(family, number)), return_dict=False)[0]
+    return (torch.cat([each.flatten() for each in result]) if isinstance(result, list) else result).double()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,14 +78,14 @@ def test_single_file_has_the_same_numbers_as_its_diffusers_folder(family, tmp_pa
 def test_family_is_recognized_from_names_and_shapes(family, tmp_path):
     model, tensors = made(family, tmp_path / "diffusers")
     save_file({f"model.diffusion_model.{key}": value for key, value in tensors.items()}, tmp_path / "original.sft")
-    found = recognize({key: tuple(value.shape) for key, value in tensors.items()}, "a file")
+    config = recognize({key: tuple(value.shape) for key, value in tensors.items()}, "a file")
     same = quanterr.evaluate(
         tmp_path / "original.sft", [tmp_path / "diffusers"], inputs=write_calls(family, tmp_path / "calls.sft", 1)
     )
 
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in model.config.items()}
-    own = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    assert {key: given[key] for key in own} == own
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
+    assert {key: given[key] for key in fields} == fields
     assert 0 == same.candidates[0].outputs.output_error
 
 
@@ -165,9 +165,9 @@ RELEASED = {
 @pytest.mark.parametrize("release", RELEASED)
 def test_released_models_have_their_published_config(release):
     shapes, config = RELEASED[release]
-    found = recognize(shapes(), "a file")
+    recognized = recognize(shapes(), "a file")
 
-    assert config == {key: found[key] for key in config}
+    assert config == {key: recognized[key] for key in config}
 
 
 def test_quantized_original_with_other_names_is_dequantized(tmp_path):
@@ -176,16 +176,18 @@ def test_quantized_original_with_other_names_is_dequantized(tmp_path):
     written, values = scaled_fp8(tensors)
     save_file(written, tmp_path / "fp8.safetensors")
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         tmp_path / "fp8.safetensors", [tmp_path / "diffusers"], inputs=inputs, config=tmp_path / "diffusers"
     )
     y = output(model, family, 0)
     model.load_state_dict(converter(family)(checkpoint=dict(values), config={}), strict=True)
     x = output(model, family, 0)
 
-    assert ("pass", []) == (found.candidates[0].verdict, found.candidates[0].missing), found.candidates[0].reasons
+    assert ("pass", []) == (evaluation.candidates[0].verdict, evaluation.candidates[0].missing), evaluation.candidates[
+        0
+    ].reasons
     error = float((y - x).square().sum() / x.square().sum())
-    assert error == pytest.approx(found.candidates[0].outputs.output_error, rel=of_squared_error(error))
+    assert error == pytest.approx(evaluation.candidates[0].outputs.output_error, rel=of_squared_error(error))
 
 
 UNKNOWN = {
@@ -302,11 +304,11 @@ def test_gguf_file_in_author_names_is_original_and_candidate(tmp_path):
     save_file(values, tmp_path / "values.safetensors")
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
     both = [tmp_path / "q8.gguf", tmp_path / "values.safetensors"]
-    found = quanterr.evaluate(tmp_path / "diffusers", both, inputs=inputs, activations="none")
+    evaluation = quanterr.evaluate(tmp_path / "diffusers", both, inputs=inputs, activations="none")
     same = quanterr.evaluate(both[0], [both[1]], inputs=inputs, config=tmp_path / "diffusers", activations="none")
 
-    assert ["pass", "pass", "pass"] == [one.verdict for one in (*found.candidates, *same.candidates)]
-    errors = [one.outputs.output_error for one in (*found.candidates, *same.candidates)]
+    assert ["pass", "pass", "pass"] == [candidate.verdict for candidate in (*evaluation.candidates, *same.candidates)]
+    errors = [candidate.outputs.output_error for candidate in (*evaluation.candidates, *same.candidates)]
     assert errors[0] == errors[1] > 0 == errors[2]
 
 
@@ -328,7 +330,7 @@ def test_gguf_file_drops_leading_ones_and_keeps_video_kernels(family, tmp_path):
     y = output(model, family, 0)
     error = float((y - x).square().sum() / x.square().sum())
     for original in ("diffusers", "original.safetensors"):
-        (found,) = quanterr.evaluate(
+        (candidate,) = quanterr.evaluate(
             tmp_path / original,
             [tmp_path / "f16.gguf"],
             inputs=inputs,
@@ -336,8 +338,8 @@ def test_gguf_file_drops_leading_ones_and_keeps_video_kernels(family, tmp_path):
             activations="none",
         ).candidates
 
-        assert ("pass", []) == (found.verdict, found.missing), found.reasons
-        assert error == pytest.approx(found.outputs.output_error, rel=of_squared_error(error))
+        assert ("pass", []) == (candidate.verdict, candidate.missing), candidate.reasons
+        assert error == pytest.approx(candidate.outputs.output_error, rel=of_squared_error(error))
 
 
 def test_candidate_with_padded_rows_pairs_with_a_single_file(tmp_path):
@@ -346,16 +348,16 @@ def test_candidate_with_padded_rows_pairs_with_a_single_file(tmp_path):
     save_file(tensors, tmp_path / "original.safetensors")
     written = dict(model.state_dict())
     rows, cols = written[name].shape  # 24 rows, which comfy-kitchen pads to 32: here, codes of 0.5 with scales of 1
-    said = json.dumps({"format": "nvfp4"}).encode()
+    label = json.dumps({"format": "nvfp4"}).encode()
     written |= {
         name: torch.full((32, cols // 2), 0x11, dtype=torch.uint8),
         name + "_scale": torch.ones(128, 4).to(torch.float8_e4m3fn),
         name + "_scale_2": torch.ones(()),
-        name.replace(".weight", ".comfy_quant"): torch.tensor(list(said), dtype=torch.uint8),
+        name.replace(".weight", ".comfy_quant"): torch.tensor(list(label), dtype=torch.uint8),
     }
     save_file({key: tensor.contiguous() for key, tensor in written.items()}, tmp_path / "nvfp4.safetensors")
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
-    (found,) = quanterr.evaluate(
+    (candidate,) = quanterr.evaluate(
         tmp_path / "original.safetensors",
         [tmp_path / "nvfp4.safetensors"],
         inputs=inputs,
@@ -366,6 +368,6 @@ def test_candidate_with_padded_rows_pairs_with_a_single_file(tmp_path):
     model.load_state_dict(dict(model.state_dict()) | {name: torch.full((rows, cols), 0.5)})
     y = output(model, family, 0)
 
-    assert ("pass", []) == (found.verdict, found.missing), found.reasons
+    assert ("pass", []) == (candidate.verdict, candidate.missing), candidate.reasons
     error = float((y - x).square().sum() / x.square().sum())
-    assert error == pytest.approx(found.outputs.output_error, rel=of_squared_error(error))
+    assert error == pytest.approx(candidate.outputs.output_error, rel=of_squared_error(error))

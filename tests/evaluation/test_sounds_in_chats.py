@@ -106,7 +106,7 @@ def test_transcripts_are_scored_as_in_plain_transformers(tmp_path):
         TURN.format(SOUND, "ab") + TURN.format(SOUND, "hello you") + TURN.format(SOUND, "")
     )
 
-    found = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=32, dtype="float64")
+    evaluation = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=32, dtype="float64")
 
     features = heard(tmp_path / "tone.wav").double()
     loader, end, mark = transformers.WhisperForConditionalGeneration, 27, 32
@@ -114,10 +114,10 @@ def test_transcripts_are_scored_as_in_plain_transformers(tmp_path):
         ids = torch.tensor([[START, mark, *letters, end]])
         want = divergences(loader, (original, plain), input_features=features, decoder_input_ids=ids[:, :-1])
         mean = float(want[-len(letters) - 1 :].mean())
-        assert found.candidates[0].scores.kld_chunks[n] == pytest.approx(mean, rel=FLOAT64)
-    assert ("transcription", 14) == (found.kind, found.candidates[0].scores.tokens)
-    encoder = [one for one in found.candidates[0].weights if "encoder.layers" in one.layer_name]
-    assert any(one.output_error for one in encoder)
+        assert evaluation.candidates[0].scores.kld_chunks[n] == pytest.approx(mean, rel=FLOAT64)
+    assert ("transcription", 14) == (evaluation.kind, evaluation.candidates[0].scores.tokens)
+    encoder = [weight for weight in evaluation.candidates[0].weights if "encoder.layers" in weight.layer_name]
+    assert any(weight.output_error for weight in encoder)
 
 
 class Processor:
@@ -164,15 +164,15 @@ def test_sounds_and_text_are_scored_as_in_plain_transformers(tmp_path, monkeypat
     tone(tmp_path / "tone.wav")
     (tmp_path / "chat.jsonl").write_text(TURN.format(f'{SOUND}, {{"type": "text", "text": "w10"}}', "w12 w13"))
 
-    found = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=64, dtype="float64")
+    evaluation = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=64, dtype="float64")
 
     ids = torch.tensor([[1, 2, *[HEARD] * (FRAMES // 4), 10, 4, 5, 1, 3, 12, 13, 4, 5]])
     frames = torch.ones(1, FRAMES, dtype=torch.int64)
     sound = {"input_features": heard(tmp_path / "tone.wav").double(), "feature_attention_mask": frames}
     loader = transformers.Qwen2AudioForConditionalGeneration
     want = divergences(loader, (original, plain), input_ids=ids, **sound)[-5:-2]
-    assert found.candidates[0].scores.kld_mean == pytest.approx(float(want.mean()), rel=FLOAT64)
-    assert any(one.output_error for one in found.candidates[0].weights if "audio_tower" in one.layer_name)
+    assert evaluation.candidates[0].scores.kld_mean == pytest.approx(float(want.mean()), rel=FLOAT64)
+    assert any(weight.output_error for weight in evaluation.candidates[0].weights if "audio_tower" in weight.layer_name)
 
 
 class TestRefusals:

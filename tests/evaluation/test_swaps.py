@@ -19,14 +19,14 @@ def measured(folder, name="llama", **options):
     """Return the original, its candidate as plain weights, tokens, and an evaluation with swaps."""
     original, tokens = saved(name, folder / "original"), ids(folder)
     quantized, values = candidate(original)
-    found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
-    return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), found
+    evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
+    return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), evaluation
 
 
 def divergence_of_mix(name, original, values, chunks, takes):
     """Return the divergence of the original with those tensors of the candidate, by plain transformers."""
-    own, other = stored(original), stored(values)
-    mixed = {key: other[key] if takes(key) else tensor for key, tensor in own.items()}
+    first, second = stored(original), stored(values)
+    mixed = {key: second[key] if takes(key) else tensor for key, tensor in first.items()}
     folder = original.parent / "mixed"
     folder.mkdir(exist_ok=True)
     save_file(mixed, folder / "model.safetensors", {"format": "pt"})
@@ -36,8 +36,8 @@ def divergence_of_mix(name, original, values, chunks, takes):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
 def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
-    original, values, chunks, found = measured(tmp_path, name, swap_blocks=True)
-    swaps = {swap.name: swap.kld_mean for swap in found.candidates[0].swaps}
+    original, values, chunks, evaluation = measured(tmp_path, name, swap_blocks=True)
+    swaps = {swap.name: swap.kld_mean for swap in evaluation.candidates[0].swaps}
 
     for n in range(2):
         unit = f"model.layers.{n}"
@@ -49,8 +49,8 @@ def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
 
 
 def test_swapped_weights_equal_plain_transformers(tmp_path):
-    original, values, chunks, found = measured(tmp_path, swap=["q_proj", "*.1.mlp.down_proj.weight"])
-    swaps = {swap.name: swap.kld_mean for swap in found.candidates[0].swaps}
+    original, values, chunks, evaluation = measured(tmp_path, swap=["q_proj", "*.1.mlp.down_proj.weight"])
+    swaps = {swap.name: swap.kld_mean for swap in evaluation.candidates[0].swaps}
     named = [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(2)]
 
     assert {*named, "model.layers.1.mlp.down_proj.weight"} == set(swaps)
@@ -60,13 +60,13 @@ def test_swapped_weights_equal_plain_transformers(tmp_path):
 
 
 def test_each_candidate_has_its_own_swaps_in_any_batch(tmp_path):
-    original, values, chunks, found = measured(
+    original, values, chunks, evaluation = measured(
         tmp_path, against=["int4_g32"], swap_blocks=True, batch=1, sensitivity=tmp_path / "s.json"
     )
-    near, far = found.candidates
+    near, far = evaluation.candidates
     swaps = {swap.name: swap for swap in near.swaps}
     want = divergence_of_mix("llama", original, values, chunks, lambda key: key.startswith("model.layers.1."))
-    block = [one.predicted_kld for one in near.weights if one.block == "model.layers.1"]
+    block = [weight.predicted_kld for weight in near.weights if weight.block == "model.layers.1"]
 
     assert want == pytest.approx(swaps["model.layers.1"].kld_mean, rel=FLOAT64)
     assert sum(block) == pytest.approx(swaps["model.layers.1"].predicted_kld, rel=1e-12)
@@ -75,26 +75,26 @@ def test_each_candidate_has_its_own_swaps_in_any_batch(tmp_path):
 
 
 def test_every_output_has_swaps_and_gates_hold(tmp_path):
-    _, _, _, found = measured(tmp_path, swap_blocks=True, require=["max(swap_kld) <= 0"])
+    _, _, _, evaluation = measured(tmp_path, swap_blocks=True, require=["max(swap_kld) <= 0"])
     for ending in ("md", "html", "csv", "json"):
-        found.save(tmp_path / f"e.{ending}")
-    worst = found.candidates[0].swaps[0]
+        evaluation.save(tmp_path / f"e.{ending}")
+    worst = evaluation.candidates[0].swaps[0]
 
     assert "Measured alone in the original" in (tmp_path / "e.html").read_text()
     assert f"swaps,quantized,{worst.name},{worst.block},{worst.kld_mean!r}" in (tmp_path / "e.csv").read_text()
-    assert found.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
-    assert "fail" == found.verdict
-    assert worst.kld_mean == found.candidates[0].gates[0].observed
+    assert evaluation.candidates == quanterr.read_document(str(tmp_path / "e.json")).candidates
+    assert "fail" == evaluation.verdict
+    assert worst.kld_mean == evaluation.candidates[0].gates[0].observed
 
 
 def test_swaps_change_no_other_number(tmp_path):
     """Measuring swaps does not change the candidate's own numbers."""
     _, _, _, alone = measured(tmp_path, swap_blocks=True)
-    _, _, _, found = measured(tmp_path)
+    _, _, _, evaluation = measured(tmp_path)
 
-    assert found.candidates[0].scores == alone.candidates[0].scores
-    assert found.candidates[0].weights == alone.candidates[0].weights
-    assert [] == found.candidates[0].swaps
+    assert evaluation.candidates[0].scores == alone.candidates[0].scores
+    assert evaluation.candidates[0].weights == alone.candidates[0].weights
+    assert [] == evaluation.candidates[0].swaps
 
 
 def test_pattern_without_a_match_is_refused(tmp_path):

@@ -49,7 +49,7 @@ def made(tmp_path_factory):
     for name, words in (("prose", 90), ("code", 20)):
         draw = random.Random(words)
         (folder / f"{name}.txt").write_text(" ".join(f"w{draw.randrange(words)}" for _ in range(8 * CONTEXT)))
-    lines = [{"messages": [{"role": r, "content": c} for r, c in one]} for one in CONVERSATIONS]
+    lines = [{"messages": [{"role": r, "content": c} for r, c in conversation]} for conversation in CONVERSATIONS]
     (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return folder, original, quantized, values
 
@@ -64,13 +64,13 @@ def template(original, text):
 def plain_kld(original, values):
     """Return the divergences of the scored tokens in all conversations, by transformers alone."""
     x, y = (auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval() for folder in (original, values))
-    found = []
+    divergences = []
     with torch.inference_mode():
         for ids, places in zip(WHOLE, PLACES, strict=True):
             log_p, log_q = (model(torch.tensor([ids])).logits[0].log_softmax(-1) for model in (x, y))
             kld = (log_p.exp() * (log_p - log_q)).sum(-1)
-            found.append([float(kld[place - 1]) for place in places])
-    return found
+            divergences.append([float(kld[place - 1]) for place in places])
+    return divergences
 
 
 class TestSeveralTexts:
@@ -83,25 +83,25 @@ class TestSeveralTexts:
         alone = [
             quanterr.evaluate(original, [quantized], text=folder / f"{n}.txt", **options) for n in ("prose", "code")
         ]
-        [found] = both.candidates
+        [candidate] = both.candidates
 
-        assert ["first", "code"] == [text.name for text in found.texts] == [text.name for text in both.texts]
-        assert [one.tokens for one in alone] == [text.tokens for text in both.texts]
-        for text, one in zip(found.texts, alone, strict=True):
-            for key, value in asdict(one.candidates[0].scores).items():
+        assert ["first", "code"] == [text.name for text in candidate.texts] == [text.name for text in both.texts]
+        assert [scores_alone.tokens for scores_alone in alone] == [text.tokens for text in both.texts]
+        for text, scores_alone in zip(candidate.texts, alone, strict=True):
+            for key, value in asdict(scores_alone.candidates[0].scores).items():
                 assert asdict(text.scores)[key] == pytest.approx(value, rel=FLOAT64), key
-        assert found.scores.tokens == sum(text.scores.tokens for text in found.texts)
-        assert found.scores.kld_mean == pytest.approx(fmean(text.scores.kld_mean for text in found.texts))
+        assert candidate.scores.tokens == sum(text.scores.tokens for text in candidate.texts)
+        assert candidate.scores.kld_mean == pytest.approx(fmean(text.scores.kld_mean for text in candidate.texts))
         assert alone[0].texts == alone[0].candidates[0].texts == []
 
     def test_gates_name_texts_and_their_mean(self, made):
         folder, original, quantized, _ = made
         texts = [folder / "prose.txt", folder / "code.txt"]
         rules = ["max(text_kld_mean) <= 100", "mean(text_top1) >= 0", "text_ppl_ratio <= 0.1"]
-        found = quanterr.evaluate(original, [quantized], text=texts, context=CONTEXT, require=rules).candidates[0]
+        candidate = quanterr.evaluate(original, [quantized], text=texts, context=CONTEXT, require=rules).candidates[0]
 
-        assert ["pass", "pass", "fail"] == [gate.status for gate in found.gates]
-        assert {"prose", "code"} == {violation.layer for violation in found.gates[2].violations}
+        assert ["pass", "pass", "fail"] == [gate.status for gate in candidate.gates]
+        assert {"prose", "code"} == {violation.layer for violation in candidate.gates[2].violations}
 
     def test_two_texts_with_the_same_name_are_refused(self, made):
         folder, original, quantized, _ = made
@@ -127,16 +127,16 @@ class TestChat:
         template(original, text)
         try:
             options = {"chat": folder / "chat.jsonl", "context": 64, "dtype": "float64"}
-            found = quanterr.evaluate(original, [quantized], **options)
+            evaluation = quanterr.evaluate(original, [quantized], **options)
         finally:
             template(original, TURNS + PROMPT)
-        scores, want = found.candidates[0].scores, plain_kld(original, values)
+        scores, want = evaluation.candidates[0].scores, plain_kld(original, values)
 
         assert [[whole[p] for p in places] for whole, places in zip(WHOLE, PLACES, strict=True)] == SCORED
         assert (3, 11) == (scores.chunks, scores.tokens)
-        assert [fmean(own) for own in want] == pytest.approx(scores.kld_chunks, rel=FLOAT64)
-        assert scores.kld_mean == pytest.approx(fmean(kld for own in want for kld in own), rel=FLOAT64)
-        means = [(len(own), fmean(own)) for own in want]
+        assert [fmean(divergences) for divergences in want] == pytest.approx(scores.kld_chunks, rel=FLOAT64)
+        assert scores.kld_mean == pytest.approx(fmean(kld for divergences in want for kld in divergences), rel=FLOAT64)
+        means = [(len(divergences), fmean(divergences)) for divergences in want]
         apart = sum((n * 3 / 11 * (mean - scores.kld_mean)) ** 2 for n, mean in means)
         assert scores.kld_mean_chunk_se == pytest.approx((apart / 2 / 3) ** 0.5, rel=FLOAT64)
 
@@ -158,10 +158,10 @@ class TestChat:
             ("", "no assistant's token is among the first 16 tokens"),
         ],
     )
-    def test_invalid_conversation_is_named(self, made, tmp_path, line, told):
+    def test_invalid_conversation_is_named(self, made, tmp_path, line, message):
         _, original, quantized, _ = made
         (tmp_path / "c.jsonl").write_text(line)
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             quanterr.evaluate(original, [quantized], chat=tmp_path / "c.jsonl", context=CONTEXT)
 
     def test_tokenizer_without_a_template_is_named(self, made):

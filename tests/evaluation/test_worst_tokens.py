@@ -32,26 +32,26 @@ def measured(folder, name):
     with_words(original)
     quantized, values = candidate(original)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
-    found = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
+    evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
     half = CONTEXT // 2
     rows = slice(None) if name == "t5" else slice(half, -1)
     x, y = (plain(name, each, chunks)[:, rows].double().log_softmax(-1) for each in (original, values))
-    return found.candidates[0], x, y, chunks, half if name == "t5" else half + 1
+    return evaluation.candidates[0], x, y, chunks, half if name == "t5" else half + 1
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
-    found, x, y, chunks, begin = measured(tmp_path, name)
+    evaluated, x, y, chunks, begin = measured(tmp_path, name)
     kld = (x.exp() * (x - y)).sum(-1)
     by_position = kld.mean(0).tolist()
     chunk, place = divmod(int(kld.argmax()), kld.shape[1])
-    worst, target = found.worst_tokens[0], int(chunks[chunk, begin + place])
+    worst, target = evaluated.worst_tokens[0], int(chunks[chunk, begin + place])
     p, q = x[chunk, place].exp(), y[chunk, place].exp()
 
     assert [(n, n, 3) for n in range(begin, CONTEXT)] == [
-        (one.first, one.last, one.predictions) for one in found.positions
+        (item.first, item.last, item.predictions) for item in evaluated.positions
     ]
-    assert by_position == pytest.approx([one.kld_mean for one in found.positions], rel=FLOAT64)
+    assert by_position == pytest.approx([item.kld_mean for item in evaluated.positions], rel=FLOAT64)
     assert (chunk, begin + place, "ids") == (worst.chunk, worst.position, worst.source)
     assert float(kld.max()) == pytest.approx(worst.kld, rel=FLOAT64)
     assert (target, int(p.argmax()), int(q.argmax())) == (
@@ -63,7 +63,7 @@ def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
         [worst.token.p_original, worst.token.p, worst.predicted_original.p_original, worst.predicted.p], rel=FLOAT64
     )
     assert sorted(kld.flatten().tolist(), reverse=True) == pytest.approx(
-        [one.kld for one in found.worst_tokens], rel=FLOAT64
+        [item.kld for item in evaluated.worst_tokens], rel=FLOAT64
     )
     before = chunks[chunk, max(begin + place - 16, 0) : begin + place].tolist()
     words = [f"w{n}" if n < 90 else "[UNK]" if n == 90 else "" for n in before]
@@ -72,16 +72,16 @@ def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
 
 def test_position_spans_have_the_same_width(tmp_path):
     original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 192)
-    found = quanterr.evaluate(original, against=["int4_g32"], tokens=tokens, context=96).candidates[0]
-    scores, spans = found.scores, found.positions
+    candidate = quanterr.evaluate(original, against=["int4_g32"], tokens=tokens, context=96).candidates[0]
+    scores, spans = candidate.scores, candidate.positions
 
     assert ([(49, 51), (52, 54), (94, 95)], 16) == (
         [(spans[n].first, spans[n].last) for n in (0, 1, -1)],
         len(spans),
     )
-    assert sum(one.predictions for one in spans) == scores.tokens == 94
-    assert sum(one.predictions * one.kld_mean for one in spans) / 94 == pytest.approx(scores.kld_mean, rel=1e-12)
-    assert (None, None) == (found.worst_tokens[0].before, found.worst_tokens[0].token.text)
+    assert sum(span.predictions for span in spans) == scores.tokens == 94
+    assert sum(span.predictions * span.kld_mean for span in spans) / 94 == pytest.approx(scores.kld_mean, rel=1e-12)
+    assert (None, None) == (candidate.worst_tokens[0].before, candidate.worst_tokens[0].token.text)
 
 
 def test_answer_tokens_in_conversations_keep_their_places():
@@ -94,12 +94,12 @@ def test_answer_tokens_in_conversations_keep_their_places():
     CAUSAL.measure(base, other, Batch(0, chunks, chunks, chunks.numel(), 0, 0, scored), measures)
     log_p, log_q = logits.double().log_softmax(-1)
     kld = (log_p.exp() * (log_p - log_q)).sum(-1)
-    found = {(one.chunk, one.position): one for one in measures.scores.worst()}
+    predictions = {(prediction.chunk, prediction.position): prediction for prediction in measures.scores.worst()}
 
-    assert {(0, 2), (0, 3), (0, 6), (1, 5)} == set(found)
-    for (chunk, position), one in found.items():
-        assert one.kld == pytest.approx(float(kld[chunk, position - 1]), rel=FLOAT64)
-        assert one.target == chunks[chunk, position]
+    assert {(0, 2), (0, 3), (0, 6), (1, 5)} == set(predictions)
+    for (chunk, position), prediction in predictions.items():
+        assert prediction.kld == pytest.approx(float(kld[chunk, position - 1]), rel=FLOAT64)
+        assert prediction.target == chunks[chunk, position]
 
 
 def shown(text):
@@ -108,7 +108,9 @@ def shown(text):
     worst = WorstToken(3, 300, text, 1.5, text, token, token, token)
     spans = [PositionScores(16 * n, 16 * n + 15, 0.01 / (n + 1), 256) for n in range(16)]
     made = sample()
-    changed = [replace(one, worst_tokens=[worst], positions=spans, name=text or "x") for one in made.candidates]
+    changed = [
+        replace(candidate, worst_tokens=[worst], positions=spans, name=text or "x") for candidate in made.candidates
+    ]
     return replace(made, candidates=changed)
 
 
@@ -117,37 +119,37 @@ TAME = page_of(rendered(shown("tame"), "html"))
 
 @pytest.mark.parametrize("text", SHORT, ids=lambda text: ascii(text[:16]))
 def test_token_text_is_only_text(text, tmp_path):
-    found = shown(text)
+    evaluation = shown(text)
     for output in ("json", "jsonl", "csv", "md", "junit"):
-        CHECKS[output](rendered(found, output))
-    CHECKS["md"](format_numbers(found))
+        CHECKS[output](rendered(evaluation, output))
+    CHECKS["md"](format_numbers(evaluation))
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
-        show(found.view(5), console(file), verbose=True)
+        show(evaluation.view(5), console(file), verbose=True)
 
     check_lines((tmp_path / "out.txt").read_text(encoding="utf-8"))
-    assert page_of(rendered(found, "html")) == TAME
+    assert page_of(rendered(evaluation, "html")) == TAME
     if text in STORABLE:  # a tokenizer's text is Unicode
-        found.save(tmp_path / "e.json")
-        assert quanterr.read_document(str(tmp_path / "e.json")).candidates == found.candidates
+        evaluation.save(tmp_path / "e.json")
+        assert quanterr.read_document(str(tmp_path / "e.json")).candidates == evaluation.candidates
 
 
 def test_every_reader_sees_positions_and_tokens(tmp_path):
-    found = shown("to be")
+    evaluation = shown("to be")
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
-        show(found.view(5), console(file), verbose=True)
-    for text in (format_numbers(found), rendered(found, "html"), (tmp_path / "out.txt").read_text()):
+        show(evaluation.view(5), console(file), verbose=True)
+    for text in (format_numbers(evaluation), rendered(evaluation, "html"), (tmp_path / "out.txt").read_text()):
         assert "Worst tokens" in text
         assert "to be" in text
         assert "50 % → 25 %" in text
-    assert "300-" not in rendered(found, "csv")
-    assert "list,candidate,name" in rendered(found, "csv")
-    assert "positions,to be,0-15,,0.01," in rendered(found, "csv")
+    assert "300-" not in rendered(evaluation, "csv")
+    assert "list,candidate,name" in rendered(evaluation, "csv")
+    assert "positions,to be,0-15,,0.01," in rendered(evaluation, "csv")
 
 
 def test_page_draws_a_line_for_each_candidate():
-    found = shown("a")
-    page = rendered(found, "html")
-    charts = [part for one in found.view(5).sections for part in one.parts if isinstance(part, Chart)]
+    evaluation = shown("a")
+    page = rendered(evaluation, "html")
+    charts = [part for section in evaluation.view(5).sections for part in section.parts if isinstance(part, Chart)]
 
     assert [2, 2] == [len(chart.curves) for chart in charts]  # by position and for hidden states
     assert page.count('class="curve c') == 4

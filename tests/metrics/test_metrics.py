@@ -74,15 +74,15 @@ def test_declared_values_for_equal_sides_match_the_formulas(kind, predicts):
             of_equal_sides(scale), attainable=EQUAL_SAMPLE, alpha=scale, predicts=predicts, layers=EQUAL_LAYERS
         )
         values, nonfinite = compute_scores(kind, measured)
-        found = {name: NONFINITE.get(nonfinite.get(name), value) for name, value in plain(values).items()}
-        declared = {name: one.equal for name, one in collect_scores(kind).items() if one.equal is not None}
+        computed = {name: NONFINITE.get(nonfinite.get(name), value) for name, value in plain(values).items()}
+        declared = {name: score.equal for name, score in collect_scores(kind).items() if score.equal is not None}
         declared = {name: value for name, value in declared.items() if name not in PREDICTED or name == predicts}
 
-        percentiles = {name for name in declared if isinstance(found[name], dict)}
+        percentiles = {name for name in declared if isinstance(computed[name], dict)}
         assert {name: value for name, value in declared.items() if name not in percentiles} == {
-            name: found[name] for name in declared.keys() - percentiles
+            name: computed[name] for name in declared.keys() - percentiles
         }
-        assert all(found[name]["p50"] == declared[name] == 0 for name in percentiles)
+        assert all(computed[name]["p50"] == declared[name] == 0 for name in percentiles)
 
 
 def test_constant_values_for_equal_sides_are_declared():
@@ -91,7 +91,9 @@ def test_constant_values_for_equal_sides_are_declared():
     )
     same = {name for name, value in first.items() if isinstance(value, float | int) and value == second[name]}
 
-    assert same - {"bits_per_weight"} <= {name for name, one in collect_scores(Layer).items() if one.equal is not None}
+    assert same - {"bits_per_weight"} <= {
+        name for name, score in collect_scores(Layer).items() if score.equal is not None
+    }
 
 
 class TestTheoreticalSqnr:
@@ -111,9 +113,9 @@ class TestTheoreticalSqnr:
             },
         )
 
-        found = {layer.layer_name: layer.theoretical_sqnr_db for layer in report.layers}
+        levels = {layer.layer_name: layer.theoretical_sqnr_db for layer in report.layers}
 
-        assert found == {"a.weight": pytest.approx(49.92), "b.weight": None}
+        assert levels == {"a.weight": pytest.approx(49.92), "b.weight": None}
 
 
 X = [[1.0, -2.0], [4.0, 0.0]]
@@ -584,13 +586,13 @@ class TestAggregates:
     @pytest.mark.parametrize("name", AGGREGATE_NAMES)
     def test_aggregates_cover_the_layers_that_differ(self, tmp_path, name):
         report = compared(tmp_path, *three_layers())
-        expected, found = AGGREGATED[name], getattr(report.aggregate, name)
+        expected, value = AGGREGATED[name], getattr(report.aggregate, name)
 
         assert report.aggregate.nonfinite == {}
         if isinstance(expected, dict):
-            assert keyed(found) == expected
+            assert keyed(value) == expected
         else:
-            assert found == (None if expected is None else pytest.approx(expected, rel=1e-14, abs=1e-300))
+            assert value == (None if expected is None else pytest.approx(expected, rel=1e-14, abs=1e-300))
 
     def test_aggregates_count_layers_elements_and_bytes(self, tmp_path):
         total = compared(tmp_path, *three_layers()).aggregate

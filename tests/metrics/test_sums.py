@@ -26,9 +26,9 @@ def facts(sums):
 
     Only the worst few rows count; the others that are still kept do not matter.
     """
-    told = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
-    told["rows"] = worst_rows(sums.rows.items())
-    return told, compute_scores(Layer, Measurement(sums, 8, 16, 8, True))
+    values = {field.name: getattr(sums, field.name) for field in fields(Sums) if field.init}
+    values["rows"] = worst_rows(sums.rows.items())
+    return values, compute_scores(Layer, Measurement(sums, 8, 16, 8, True))
 
 
 @st.composite

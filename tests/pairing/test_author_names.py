@@ -86,10 +86,10 @@ def test_tensorrt_llm_codes_of_packed_integers_are_refused_by_name(tmp_path):
         f"{name}.weights_scaling_factor": torch.ones(32, 1, dtype=torch.float16),
         f"{name}.prequant_scaling_factor": torch.ones(32, dtype=torch.float16),
     }
-    (found,) = quanterr.inspect(store(tmp_path / "m.safetensors", stored)).findings
+    (finding,) = quanterr.inspect(store(tmp_path / "m.safetensors", stored)).findings
 
-    assert "error" == found.severity
-    assert "stored as TensorRT-LLM's own checkpoint, which is not supported" in found.message
+    assert "error" == finding.severity
+    assert "stored as TensorRT-LLM's own checkpoint, which is not supported" in finding.message
 
 
 def test_other_layers_named_dense_stay_as_they_are(tmp_path):
@@ -127,14 +127,14 @@ def test_rows_agree_with_the_renames_of_transformers(family):
     if rows is None:
         pytest.skip(f"this transformers has no {key}")
     renames = [row for row in rows if isinstance(row, core.WeightRenaming)]
-    for own, pieces in AUTHORS[family]["tensors"].items():
-        found = set()
-        for name in (own, f"{own}.weight"):
+    for author_name, pieces in AUTHORS[family]["tensors"].items():
+        renamed = set()
+        for name in (author_name, f"{author_name}.weight"):
             name = before + name.replace("*", "3")
             for row in renames:
                 name, _ = row.rename_source_key(name)
-            found.add(canonicalize(name)[0])
-        assert len(pieces) > 1 or canonicalize(pieces[0].replace("*", "3"))[0] in found, own
+            renamed.add(canonicalize(name)[0])
+        assert len(pieces) > 1 or canonicalize(pieces[0].replace("*", "3"))[0] in renamed, author_name
 
 
 def test_hyper_connections_of_transformers_have_their_names_in_deepseek_v4(tmp_path):

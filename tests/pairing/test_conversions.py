@@ -62,16 +62,16 @@ def snr_db(signal, noise):
 def overall(report):
     """Return the SNR of all tensors together, from their norms."""
     differ = [*report.layers, *report.other_changes]
-    signal = sum(one.original_norm**2 for one in [*differ, *report.lossless])
-    return snr_db(signal, sum(one.error_norm**2 for one in differ))
+    signal = sum(layer.original_norm**2 for layer in [*differ, *report.lossless])
+    return snr_db(signal, sum(layer.error_norm**2 for layer in differ))
 
 
 @pytest.mark.session
 @pytest.mark.parametrize("name", CASES)
 def test_correct_files_are_compared_completely(name, tmp_path):
     conversion, files, report = made(name, tmp_path)
-    not_compared = {one.layer_name for one in report.not_compared} - set(conversion.dropped)
-    remarks = {one.code for one in report.findings if one.severity != "info"}
+    not_compared = {item.layer_name for item in report.not_compared} - set(conversion.dropped)
+    remarks = {item.code for item in report.findings if item.severity != "info"}
     expected = snr_db(sum(files.squares.values()), sum(files.errors.values()))
 
     assert not_compared == set()
@@ -83,14 +83,14 @@ def test_correct_files_are_compared_completely(name, tmp_path):
 
 def group_transformed_tensors(name):
     """Return the stored tensors that are not plain copies, by converter, name without numbers, and operation."""
-    conversion, found = read_conversion(name), {}
+    conversion, groups = read_conversion(name), {}
     originals = random_originals(conversion, 0)
     for stored, tensor in conversion.tensors.items():
         right = applied(tensor["op"], gather(tensor["source"], originals))
         if not np.array_equal(right, plain(tensor["source"], originals)):
             key = name.partition("-")[0], re.sub(r"\d+", "*", stored), str(tensor["op"])
-            found.setdefault(key, []).append(stored)
-    return found
+            groups.setdefault(key, []).append(stored)
+    return groups
 
 
 @pytest.mark.session
@@ -108,9 +108,9 @@ def test_omitted_transform_is_an_error(name, tmp_path):
         sources = {source for each in names for source, *_ in conversion.tensors[each]["source"]}
         wrong = {
             layer
-            for found in report.findings
-            if found.severity == "error"
-            for layer in (found.layer, *found.evidence.get("layers", ()))
+            for finding in report.findings
+            if finding.severity == "error"
+            for layer in (finding.layer, *finding.evidence.get("layers", ()))
         }
 
         assert Status.INCONCLUSIVE == exit_status(report), names
@@ -129,14 +129,14 @@ def test_no_transform_is_left_untested():
 def test_message_names_the_omitted_transform(tmp_path):
     names = ["blk.0.ssm_out.weight", "blk.1.ssm_out.weight", "blk.2.ssm_out.weight"]
     _, _, report = made("llama.cpp-qwen3_5", tmp_path, left_out=frozenset(names))
-    (found,) = (found for found in report.findings if found.severity == "error")
+    (finding,) = (finding for finding in report.findings if finding.severity == "error")
 
-    assert "wrong_convention" == found.code
-    assert "value heads tiled, as llama.cpp expects for qwen35" == found.evidence["prescribed"]
-    assert "value heads grouped by key head" == found.evidence["other"]
-    assert found.evidence["snr_db"] < 3 < 40 < found.evidence["snr_db_other"]
-    assert 3 == len(found.evidence["layers"])
-    assert all(layer.snr_db < 3 for layer in report.layers if layer.layer_name in found.evidence["layers"])
+    assert "wrong_convention" == finding.code
+    assert "value heads tiled, as llama.cpp expects for qwen35" == finding.evidence["prescribed"]
+    assert "value heads grouped by key head" == finding.evidence["other"]
+    assert finding.evidence["snr_db"] < 3 < 40 < finding.evidence["snr_db_other"]
+    assert 3 == len(finding.evidence["layers"])
+    assert all(layer.snr_db < 3 for layer in report.layers if layer.layer_name in finding.evidence["layers"])
 
 
 @pytest.mark.slow  # 32 files

@@ -49,9 +49,9 @@ def written(
 @pytest.mark.parametrize(("producer", "setting"), CASES)
 def test_inspect_agrees_with_the_producer_library(producer, setting, tmp_path):
     folder, declared = written(tmp_path, producer, setting)
-    found = quanterr.inspect(folder)
+    inspection = quanterr.inspect(folder)
 
-    assert declared == {w.name.removesuffix(".weight"): w.activations for w in found.weights if w.activations}
+    assert declared == {w.name.removesuffix(".weight"): w.activations for w in inspection.weights if w.activations}
 
 
 MISSING = ("missing_input_scale", "missing_kv_scale")
@@ -59,9 +59,9 @@ MISSING = ("missing_input_scale", "missing_kv_scale")
 
 @pytest.mark.parametrize(("producer", "setting"), CASES)
 def test_producer_files_lack_no_scale(producer, setting, tmp_path):
-    found = quanterr.inspect(written(tmp_path, producer, setting)[0])
+    inspection = quanterr.inspect(written(tmp_path, producer, setting)[0])
 
-    assert [] == [one.code for one in found.findings if one.code in MISSING]
+    assert [] == [finding.code for finding in inspection.findings if finding.code in MISSING]
 
 
 @pytest.mark.parametrize(
@@ -73,21 +73,21 @@ def test_producer_files_lack_no_scale(producer, setting, tmp_path):
     ],
     ids=["k", "v", "both"],
 )
-def test_declared_cache_without_scales_is_a_finding(without, told, tmp_path):
-    found = quanterr.inspect(written(tmp_path, "modelopt", "FP8_KV", without)[0])
-    (missing,) = (one for one in found.findings if one.code in MISSING)
+def test_declared_cache_without_scales_is_a_finding(without, message, tmp_path):
+    inspection = quanterr.inspect(written(tmp_path, "modelopt", "FP8_KV", without)[0])
+    (missing,) = (finding for finding in inspection.findings if finding.code in MISSING)
 
-    assert ("fp8", "missing_kv_scale", "warning") == (found.kv, missing.code, missing.severity)
+    assert ("fp8", "missing_kv_scale", "warning") == (inspection.kv, missing.code, missing.severity)
     assert ["model.layers.0.self_attn"] == missing.evidence["modules"]
-    assert told in missing.message
+    assert message in missing.message
 
 
 def cache_findings(stored, **scheme):
     sizes = {"a.k_proj.weight": 64} | stored
     entries = {name: Entry(name, "F32", (n,), None, 0, 4 * n) for name, n in sizes.items()}
     declared = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False} | scheme
-    found = report_cache_scales(find_cache_scales({"kv_cache_scheme": declared}, entries))
-    return [(one.code, one.severity, one.message) for one in found]
+    findings = report_cache_scales(find_cache_scales({"kv_cache_scheme": declared}, entries))
+    return [(finding.code, finding.severity, finding.message) for finding in findings]
 
 
 def test_scale_shared_by_keys_and_values_is_not_missing():
@@ -140,11 +140,13 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # once, 
 def test_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
     apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
     config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
-    found = list(report_lone_rotations(find_lone_transforms(config, entries)))
+    findings = list(report_lone_rotations(find_lone_transforms(config, entries)))
 
-    assert [("missing_rotation", "warning")] * len(expected) == [(one.code, one.severity) for one in found]
-    for one, words in zip(found, expected, strict=True):
-        assert words in one.message
+    assert [("missing_rotation", "warning")] * len(expected) == [
+        (finding.code, finding.severity) for finding in findings
+    ]
+    for finding, words in zip(findings, expected, strict=True):
+        assert words in finding.message
 
 
 @pytest.mark.parametrize(
@@ -158,10 +160,10 @@ def test_rotation_without_its_counterpart_is_noticed(kind, places, entries, expe
     ],
 )
 def test_missing_static_scale_is_not_made_up(producer, setting, without, tmp_path):
-    found = quanterr.inspect(written(tmp_path, producer, setting, without)[0])
-    (missing,) = (one for one in found.findings if one.code == "missing_input_scale")
+    inspection = quanterr.inspect(written(tmp_path, producer, setting, without)[0])
+    (missing,) = (finding for finding in inspection.findings if finding.code == "missing_input_scale")
 
-    assert {"unknown": 7} == found.activations
+    assert {"unknown": 7} == inspection.activations
     assert 7 == len(missing.evidence["layers"])
     assert f"{without[1:]} is missing for 7 weights: " in missing.message
 
@@ -191,9 +193,9 @@ def torchao(kind: str, **fields: object) -> dict[str, object]:
 )  # fmt: skip
 def test_torchao_configurations_are_read_field_by_field(quant_type, expected):
     declarations = Declarations({"quant_method": "torchao", "quant_type": quant_type})
-    found = _read_module("a", SimpleNamespace(of=lambda _weight: (), declarations=declarations), {})
+    inputs = _read_module("a", SimpleNamespace(of=lambda _weight: (), declarations=declarations), {})
 
-    assert expected == (None if found is None else found.scheme)
+    assert expected == (None if inputs is None else inputs.scheme)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +214,9 @@ def test_torchao_configurations_are_read_field_by_field(quant_type, expected):
     ],
 )
 def test_comfyui_labels_determine_input_rounding(fields, expected):
-    found = _read_comfy("a", Label("tensor", fields), {})
+    inputs = _read_comfy("a", Label("tensor", fields), {})
 
-    assert expected == (None if found is None else found.scheme)
+    assert expected == (None if inputs is None else inputs.scheme)
 
 
 def test_every_ggml_type_rounds_inputs_to_its_vec_dot_type():
@@ -239,8 +241,8 @@ def test_scales_that_few_modules_lack_are_missing_although_no_cache_is_declared(
     for block in range(8):
         module = f"model.layers.{block}.self_attn"
         tensors[f"{module}.k_proj.weight"] = numbers(8, 8, seed=block)
-        tensors |= {f"{module}.{one}_scale": torch.tensor(0.1) for one in "kv" if one not in lacking.get(block, "")}
-    found = quanterr.inspect(store(tmp_path / "model", tensors, config={"model_type": "llama"})).findings
-    told = [(one.severity, one.evidence["modules"]) for one in found if one.code == "missing_kv_scale"]
+        tensors |= {f"{module}.{item}_scale": torch.tensor(0.1) for item in "kv" if item not in lacking.get(block, "")}
+    findings = quanterr.inspect(store(tmp_path / "model", tensors, config={"model_type": "llama"})).findings
+    reported = [(item.severity, item.evidence["modules"]) for item in findings if item.code == "missing_kv_scale"]
 
-    assert told == ([("warning", ["model.layers.0.self_attn"])] if len(lacking) == 1 else [])
+    assert reported == ([("warning", ["model.layers.0.self_attn"])] if len(lacking) == 1 else [])

@@ -33,8 +33,8 @@ def model(request, tmp_path_factory):
     built, tensors = made(request.param, folder / "diffusers")
 
     def convert(authors):
-        found = converter(request.param)(checkpoint=dict(authors), config=dict(built.config))
-        return {name: found[name] for name in built.state_dict()}
+        converted = converter(request.param)(checkpoint=dict(authors), config=dict(built.config))
+        return {name: converted[name] for name in built.state_dict()}
 
     return request.param, folder / "diffusers", tensors, convert
 
@@ -52,9 +52,9 @@ def snr(x, y):
 def check(report, expected):
     """Check that everything was compared, without a doubt, with the expected SNR."""
     assert ("pass", [], []) == (report.verdict, report.not_compared, report.findings)
-    found = {layer.layer_name: layer.snr_db for layer in report.layers}
-    found |= dict.fromkeys((layer.layer_name for layer in report.lossless), inf)
-    assert expected == pytest.approx(found, rel=0, abs=ROUNDED)
+    levels = {layer.layer_name: layer.snr_db for layer in report.layers}
+    levels |= dict.fromkeys((layer.layer_name for layer in report.lossless), inf)
+    assert expected == pytest.approx(levels, rel=0, abs=ROUNDED)
 
 
 def with_prefix(tensors):
@@ -82,13 +82,13 @@ def test_quantized_file_in_diffusers_names_compares_with_the_author_file(model, 
 
     with planned(tmp_path / "original.safetensors", tmp_path / "fp8.safetensors") as plan:
         assert {"scaled_fp8"} == {leftover.name for leftover in plan.leftovers} - not_in_diffusers(pieces)
-        found = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
+        values_by_name = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
 
-    assert {with_own_prefix(name, shapes) for name, held in pieces.items() if held} == found.keys()
+    assert {with_own_prefix(name, shapes) for name, held in pieces.items() if held} == values_by_name.keys()
     for name, held in pieces.items():
         parts = [values[piece.name].chunk(1 if piece.part is None else 2)[piece.part or 0] for piece in held]
-        own = with_own_prefix(name, shapes)
-        assert not parts or torch.equal(torch.cat(parts).flatten(), found[own].flatten()), name
+        prefixed = with_own_prefix(name, shapes)
+        assert not parts or torch.equal(torch.cat(parts).flatten(), values_by_name[prefixed].flatten()), name
 
 
 def not_in_diffusers(pieces):
@@ -107,11 +107,12 @@ def test_table_agrees_with_diffusers_converters(model):
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     expected = pieces_of(family, shapes, dict(FAMILIES[family][1]))
     held = find_held(OF_TABLE[family], tensors)
-    found = {
-        name: held[own].pieces if (own := with_own_prefix(name, tensors)) in held else (name,) for name in expected
+    pieces_by_name = {
+        name: held[prefixed].pieces if (prefixed := with_own_prefix(name, tensors)) in held else (name,)
+        for name in expected
     }
 
-    assert {name: tuple(map(str, pieces)) for name, pieces in expected.items()} == found
+    assert {name: tuple(map(str, pieces)) for name, pieces in expected.items()} == pieces_by_name
 
 
 def load_folder(model):
@@ -161,9 +162,9 @@ class TestWrongFiles:
         name = "double_blocks.0.img_attn.qkv.weight"
         report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 0, 2, 1)})
 
-        assert {("error", "swapped_weight", f"transformer_blocks.0.attn.to_{one}.weight") for one in "kv"} == found_in(
-            report
-        )
+        assert {
+            ("error", "swapped_weight", f"transformer_blocks.0.attn.to_{projection}.weight") for projection in "kv"
+        } == found_in(report)
 
     def test_scale_and_shift_in_diffusers_order_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
@@ -178,13 +179,13 @@ class TestWrongFiles:
         report = compared_with(tmp_path, original, tensors | {name: tensors[name][:-32].clone()})
 
         assert "inconclusive" == report.verdict
-        assert 4 == sum(one.side == "original" for one in report.not_compared)
+        assert 4 == sum(item.side == "original" for item in report.not_compared)
 
     def test_tensor_stored_under_both_names_is_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         twice = {"x_embedder.linear": tensors["img_in.weight"], "net.img_in.weight": tensors["img_in.weight"]}
         report = compared_with(tmp_path, original, tensors | {name: value.clone() for name, value in twice.items()})
-        (left,) = [one for one in report.not_compared if one.layer_name == "x_embedder.weight"]
+        (left,) = [item for item in report.not_compared if item.layer_name == "x_embedder.weight"]
 
         assert left.reason.startswith("two weights could hold it: ")
 
@@ -268,9 +269,9 @@ def test_listed_names_are_all_converted(family):
     ((name, config, make),) = MODELS[family]
     if not hasattr(diffusers, name):
         pytest.skip(f"this diffusers has no {name}")
-    found = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
+    pieces = {piece.name for held in pieces_of(name, make(), config).values() for piece in held}
 
-    assert getattr(diffusers, name)(**config).state_dict().keys() == found
+    assert getattr(diffusers, name)(**config).state_dict().keys() == pieces
 
 
 def vae_pair(family):
@@ -292,7 +293,10 @@ def test_vae_in_author_names_equals_its_diffusers_model(family, prefix, tmp_path
         with planned(*(tmp_path / f"{side}.safetensors" for side in pair)) as plan:
             assert [] == plan.leftovers
             assert len(authors) == len(plan.pairs)
-            assert all(torch.equal(dequantized(one.original), dequantized(one.quantized)) for one in plan.pairs)
+            assert all(
+                torch.equal(dequantized(each_pair.original), dequantized(each_pair.quantized))
+                for each_pair in plan.pairs
+            )
 
 
 def test_blocks_of_a_vae_in_the_wrong_order_are_noticed(tmp_path):

@@ -20,23 +20,23 @@ def original():
 
 
 def moved(original, parts=PARTS, of_router=ORDER, of_bias=ORDER):
-    found = {name(n, part): original[name(other, part)] for n, other in enumerate(ORDER) for part in parts}
-    return original | found | {ROUTER: original[ROUTER][of_router], BIAS: original[BIAS][of_bias]}
+    reordered = {name(n, part): original[name(other, part)] for n, other in enumerate(ORDER) for part in parts}
+    return original | reordered | {ROUTER: original[ROUTER][of_router], BIAS: original[BIAS][of_bias]}
 
 
 def as_int8(weights):
-    found = {}
+    stored = {}
     for key, weight in weights.items():
         if "_proj" not in key:
-            found[key] = weight
+            stored[key] = weight
             continue
         scale = weight.float().abs().amax(-1, keepdim=True) / 127
-        found |= {key: (weight.float() / scale).round().to(torch.int8), f"{key}_scale": scale}
-    return found
+        stored |= {key: (weight.float() / scale).round().to(torch.int8), f"{key}_scale": scale}
+    return stored
 
 
 def told(report):
-    return {(one.severity, one.code) for one in report.findings}
+    return {(finding.severity, finding.code) for finding in report.findings}
 
 
 def test_experts_in_the_order_of_their_router_are_compared_with_their_own(tmp_path, original):

@@ -48,11 +48,11 @@ def fused(weights, words):
 class TestFused:
     def test_fused_projections_are_compared_separately(self, tmp_path):
         stored, values = fp8("model.layers.0.self_attn.qkv_proj.weight", torch.cat(list(ATTENTION.values())))
-        found, left = values_of(tmp_path, ATTENTION, stored)
+        compared, left = values_of(tmp_path, ATTENTION, stored)
 
-        assert ATTENTION.keys() == found.keys()
+        assert ATTENTION.keys() == compared.keys()
         assert {} == left
-        assert torch.equal(values, torch.cat([found[name] for name in ATTENTION]))
+        assert torch.equal(values, torch.cat([compared[name] for name in ATTENTION]))
 
     def test_fused_originals_are_compared_with_split_ones(self, tmp_path):
         stored, values = {}, []
@@ -61,43 +61,43 @@ class TestFused:
             stored |= more
             values.append(value)
         name = "model.layers.0.self_attn.qkv_proj.weight"
-        found, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
+        compared, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
 
-        assert [name] == list(found)
+        assert [name] == list(compared)
         assert {} == left
-        assert torch.equal(torch.cat(values), found[name])
+        assert torch.equal(torch.cat(values), compared[name])
 
     def test_biases_are_fused_like_their_weights(self, tmp_path):
         original = {f"l.0.attn.{n}_proj.bias": numbers(r, seed=r) for n, r in zip("qkv", ROWS, strict=True)}
         stored = {"l.0.attn.qkv_proj.bias": torch.cat(list(original.values()))}
-        found, left = values_of(tmp_path, original, stored)
+        values, left = values_of(tmp_path, original, stored)
 
-        assert original.keys() == found.keys()
+        assert original.keys() == values.keys()
         assert {} == left
-        assert torch.equal(stored["l.0.attn.qkv_proj.bias"].float(), torch.cat([found[name][0] for name in original]))
+        assert torch.equal(stored["l.0.attn.qkv_proj.bias"].float(), torch.cat([values[name][0] for name in original]))
 
     def test_undetermined_rows_are_refused(self, tmp_path):
         original = {name: weight for name, weight in ATTENTION.items() if "v_proj" not in name}
         stored, _ = fp8("model.layers.0.self_attn.qkv_proj.weight", torch.cat(list(ATTENTION.values())))
-        found, left = values_of(tmp_path, original, stored)
+        values, left = values_of(tmp_path, original, stored)
 
-        assert {} == found
+        assert {} == values
         assert {Bucket.UNSUPPORTED} == {bucket for (side, _), (bucket, _) in left.items() if side == "original"}
         assert all("cannot be inferred" in reason for (side, _), (_, reason) in left.items() if side == "original")
 
     def test_missing_part_is_named(self, tmp_path):
         name = "model.layers.0.self_attn.qkv_proj.weight"
         stored = {n: w for n, w in ATTENTION.items() if "k_proj" not in n}
-        found, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
+        values, left = values_of(tmp_path, {name: torch.cat(list(ATTENTION.values()))}, stored)
 
-        assert {} == found
+        assert {} == values
         assert "no tensor holds layers.0.self_attn.k_proj" in left["original", name][1]
 
     def test_part_held_by_two_tensors_is_refused_and_both_are_named(self, tmp_path):
         stored = {f"{place}.self_attn.qkv_proj.weight": numbers(88, 64) for place in ("layers.0", "module.layers.0")}
-        found, left = values_of(tmp_path, ATTENTION, stored)
+        values, left = values_of(tmp_path, ATTENTION, stored)
 
-        assert {} == found
+        assert {} == values
         reasons = [reason for (side, _), (_, reason) in left.items() if side == "original"]
         assert 3 == len(reasons)
         assert all(name in reason for name in stored for reason in reasons)
@@ -105,9 +105,9 @@ class TestFused:
     def test_ambiguous_name_is_paired_with_neither(self, tmp_path):
         original = {"a.model.w.weight": numbers(64, 128), "a.net.w.weight": numbers(64, 128, seed=1)}
         codes, _ = fp8("a.w.weight", original["a.model.w.weight"])
-        found, left = values_of(tmp_path, original, codes)
+        values, left = values_of(tmp_path, original, codes)
 
-        assert {} == found
+        assert {} == values
         for name in original:
             assert "a.w.weight may be a.model.w.weight or a.net.w.weight of the original" == left["original", name][1]
 
@@ -120,14 +120,14 @@ class TestExperts:
         gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
         stored, up = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
         more, down = fp8("model.layers.1.mlp.experts.down_proj", self.stacked("down_proj"))
-        found, left = values_of(tmp_path, EXPERTS, stored | more)
+        values, left = values_of(tmp_path, EXPERTS, stored | more)
 
-        assert EXPERTS.keys() == found.keys()
+        assert EXPERTS.keys() == values.keys()
         assert {} == left
         for e in range(3):
             names = [f"model.layers.1.mlp.experts.{e}.{word}.weight" for word in ("gate_proj", "up_proj")]
-            assert torch.equal(up[e], torch.cat([found[name] for name in names]))
-            assert torch.equal(down[e], found[f"model.layers.1.mlp.experts.{e}.down_proj.weight"])
+            assert torch.equal(up[e], torch.cat([values[name] for name in names]))
+            assert torch.equal(down[e], values[f"model.layers.1.mlp.experts.{e}.down_proj.weight"])
 
     @pytest.mark.parametrize("turned", [False, True], ids=["out first", "in first"])
     def test_stacks_are_compared_with_single_experts(self, tmp_path, turned):
@@ -142,12 +142,12 @@ class TestExperts:
         }
         if turned:
             original = {name: weight.transpose(1, 2).contiguous() for name, weight in original.items()}
-        found, left = values_of(tmp_path, original, stored)
+        compared, left = values_of(tmp_path, original, stored)
 
-        assert original.keys() == found.keys()
+        assert original.keys() == compared.keys()
         assert {} == left
         down = [values[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(3)]
-        assert torch.equal(torch.cat(down), found["model.layers.1.mlp.experts.down_proj"])
+        assert torch.equal(torch.cat(down), compared["model.layers.1.mlp.experts.down_proj"])
 
     def test_mixtral_and_mlx_words_mean_the_same_expert_parts(self, tmp_path):
         words = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -159,11 +159,11 @@ class TestExperts:
         }
         prefix = "language_model.model.layers.1.mlp.switch_mlp"
         stored = {f"{prefix}.{word}.weight": self.stacked(word) for word in words.values()}
-        found, left = values_of(tmp_path, original, stored)
+        values, left = values_of(tmp_path, original, stored)
 
-        assert original.keys() == found.keys()
+        assert original.keys() == values.keys()
         assert {} == left
-        assert all(torch.equal(original[name].float(), found[name]) for name in original)
+        assert all(torch.equal(original[name].float(), values[name]) for name in original)
 
     def test_entry_for_many_weights_is_counted_once(self, tmp_path):
         gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
@@ -186,7 +186,7 @@ class TestTransposed:
         report = compared(tmp_path, {"h.0.attn.c_attn.weight": x}, quantized)
 
         assert report.layers[0].snr_db > 30
-        assert any("transposed" in said for said in report.layers[0].evidence)
+        assert any("transposed" in text for text in report.layers[0].evidence)
 
     @pytest.mark.parametrize(("name", "turned"), [("h.0.attn.c_proj.weight", True), ("h.0.attn.o_proj.weight", False)])
     def test_square_original_is_turned_only_where_its_name_allows_it(self, tmp_path, name, turned):
@@ -196,7 +196,7 @@ class TestTransposed:
 
         assert turned == (report.layers[0].snr_db > 30)
         assert turned == (report.verdict == "pass")
-        assert turned == any("no rectangular weight confirms it" in found.message for found in report.findings)
+        assert turned == any("no rectangular weight confirms it" in finding.message for finding in report.findings)
 
     @pytest.mark.parametrize("turned", [True, False])
     def test_square_original_is_turned_only_if_the_others_are(self, tmp_path, turned):
@@ -207,7 +207,7 @@ class TestTransposed:
 
         assert turned == (report.verdict == "pass")
         assert turned == (len(report.lossless) == 2)
-        assert [] == [found for found in report.findings if found.code == "ambiguous_layout"]
+        assert [] == [finding for finding in report.findings if finding.code == "ambiguous_layout"]
 
 
 @pytest.mark.parametrize(("more", "severity"), [(torch.zeros(28, 64), "info"), (numbers(28, 64), "warning")])
@@ -218,7 +218,7 @@ def test_vocabulary_is_cropped_with_a_note(tmp_path, more, severity):
     report = compared(tmp_path, {"lm_head.weight": x}, quantized)
 
     assert report.layers[0].snr_db > 30
-    assert [severity] == [one.severity for one in report.findings if "28 more rows" in one.message]
+    assert [severity] == [finding.severity for finding in report.findings if "28 more rows" in finding.message]
 
 
 class TestNames:
@@ -240,8 +240,8 @@ class TestNames:
             ("single_transformer_blocks.0.out_proj.weight", "single_transformer_blocks.0.attn.to_out.weight"),
         ],
     )
-    def test_names_for_one_weight_are_equal(self, one, other):
-        assert canonicalize(one) == canonicalize(other)
+    def test_names_for_one_weight_are_equal(self, first, second):
+        assert canonicalize(first) == canonicalize(second)
 
     @pytest.mark.parametrize(
         ("one", "other"),
@@ -251,8 +251,8 @@ class TestNames:
             ("layers.0.q_proj.weight", "layers.1.q_proj.weight"),
         ],
     )
-    def test_names_for_two_weights_differ(self, one, other):
-        assert canonicalize(one) != canonicalize(other)
+    def test_names_for_two_weights_differ(self, first, second):
+        assert canonicalize(first) != canonicalize(second)
 
     def test_stacked_experts_have_a_name_for_each(self):
         names = atoms_of("l.3.mlp.experts.gate_up_proj", (2, 8, 4)).names
@@ -269,9 +269,9 @@ def test_columns_are_joined_side_by_side(tmp_path):
         "other.comfy_quant": label(format="x"),
     }
     name = "single_transformer_blocks.0.proj_out.weight"
-    found, _ = values_of(tmp_path, {name: torch.cat([left, right], 1)}, stored)
+    values, _ = values_of(tmp_path, {name: torch.cat([left, right], 1)}, stored)
 
-    assert torch.equal(torch.cat([left, right], 1).float(), found[name])
+    assert torch.equal(torch.cat([left, right], 1).float(), values[name])
 
 
 class TestTied:
@@ -355,9 +355,9 @@ class TestComputedBuffers:
         alone = {"model.embed_tokens.weight": numbers(96, 64)}
         sides = (alone | {name: buffer}, alone)
         report = compared(tmp_path, *(sides if side == "original" else sides[::-1]))
-        (found,) = [one for one in report.findings if one.code == "computed_buffer"]
+        (finding,) = [finding for finding in report.findings if finding.code == "computed_buffer"]
 
-        assert ("pass", "info", [name]) == (report.verdict, found.severity, found.evidence["tensors"])
+        assert ("pass", "info", [name]) == (report.verdict, finding.severity, finding.evidence["tensors"])
 
     @pytest.mark.parametrize(("name", "buffer"), BUFFERS)
     def test_buffers_with_other_values_may_not_be_missing(self, tmp_path, name, buffer):
@@ -417,17 +417,17 @@ class TestMistral:
 
     def test_mistral_names_without_a_head_count_are_refused(self, tmp_path):
         usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
-        found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
+        values, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
 
-        assert {} == found
+        assert {} == values
         assert "gives the number of heads" in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
 
     def test_misfitting_head_count_is_refused(self, tmp_path):
         with_config(tmp_path, {"num_attention_heads": 5})
         usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
-        found, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
+        values, left = values_of(tmp_path, usual, {"layers.0.attention.wq.weight": numbers(24, 64)})
 
-        assert {} == found
+        assert {} == values
         assert (
             "24 rows do not divide into pairs of rows for 5 heads"
             in left["original", "model.layers.0.self_attn.q_proj.weight"][1]
@@ -439,10 +439,10 @@ class TestMistral:
         usual = {"model.layers.0.self_attn.q_proj.weight": weight}
         report = compared(tmp_path, usual, {"layers.0.attention.wq.weight": weight})
 
-        (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+        (finding,) = (finding for finding in report.findings if finding.code == "wrong_convention")
         assert ("rows of 3 heads in pairs, as its name implies", "rows of heads in halves") == (
-            found.evidence["prescribed"],
-            found.evidence["other"],
+            finding.evidence["prescribed"],
+            finding.evidence["other"],
         )
         assert "inconclusive" == report.verdict
         assert [True] == [layer.snr_db < 3 for layer in report.layers]
@@ -475,15 +475,15 @@ class TestInterleavedGateAndUp:
         return original, stored
 
     @pytest.mark.parametrize("apart", [True, False], ids=["experts apart", "stacked"])
-    @pytest.mark.parametrize("told", [True, False], ids=["config tells", "the values tell"])
-    def test_interleaved_gate_and_up_are_compared(self, tmp_path, apart, told):
-        if told:
+    @pytest.mark.parametrize("message", [True, False], ids=["config tells", "the values tell"])
+    def test_interleaved_gate_and_up_are_compared(self, tmp_path, apart, message):
+        if message:
             with_config(tmp_path, {"model_type": "gpt_oss"})
         report = compared(tmp_path, *self.checkpoints(apart))
 
         assert "pass" == report.verdict
         assert 3 == len(report.lossless)
-        assert told != any("alternating" in found.message for found in report.findings)
+        assert message != any("alternating" in finding.message for finding in report.findings)
 
     @pytest.mark.session
     def test_interleaved_gate_and_up_give_the_same_in_any_cut(self, tmp_path):
@@ -509,24 +509,24 @@ class TestMlaHeads:
             "model.layers.0.self_attn.embed_q.weight": by_head[:, :32].transpose(1, 2).contiguous(),
             "model.layers.0.self_attn.unembed_out.weight": by_head[:, 32:].contiguous(),
         }
-        found, left = values_of(tmp_path, {self.NAME: weight}, stored)
+        values, left = values_of(tmp_path, {self.NAME: weight}, stored)
 
         assert {} == left
-        assert torch.equal(weight.float(), found[self.NAME])
+        assert torch.equal(weight.float(), values[self.NAME])
 
     def test_mla_heads_with_another_shape_are_refused(self, tmp_path):
         stored = {
             "model.layers.0.self_attn.embed_q.weight": numbers(4, 64, 32),
             "model.layers.0.self_attn.unembed_out.weight": numbers(4, 47, 64),
         }
-        found, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
+        values, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
 
-        assert {} == found
+        assert {} == values
         assert "[4, 64, 32] and [4, 47, 64]" in left["original", self.NAME][1]
 
     def test_incomplete_mla_heads_are_named(self, tmp_path):
         stored = {"model.layers.0.self_attn.embed_q.weight": numbers(4, 64, 32)}
-        found, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
+        values, left = values_of(tmp_path, {self.NAME: numbers(320, 64)}, stored)
 
-        assert {} == found
+        assert {} == values
         assert "only a part of it is stored: no tensor holds " in left["original", self.NAME][1]

@@ -48,8 +48,8 @@ def test_names_equal_the_package_for_every_architecture(monkeypatch):
         monkeypatch.setattr(package.TensorNameMap, "block_mappings_cfg", dict(rules))
         expected = package.get_tensor_name_map(architecture, 1).mapping
         changed = {key.replace("{bid}", "0") for key in CHANGED.get(name, ())}
-        found = {key.replace("{bid}", "0"): of.replace("{bid}", "0") for key, of in names_of(name).items()}
-        own = {of for _, of in expected.values()}
-        wanted = {key: of for key, (_, of) in expected.items() if key not in own or key in found}
+        names = {key.replace("{bid}", "0"): of.replace("{bid}", "0") for key, of in names_of(name).items()}
+        package_names = {of for _, of in expected.values()}
+        wanted = {key: of for key, (_, of) in expected.items() if key not in package_names or key in names}
 
-        assert {key: of for key, of in wanted.items() if key not in changed}.items() <= found.items()
+        assert {key: of for key, of in wanted.items() if key not in changed}.items() <= names.items()

@@ -104,9 +104,9 @@ def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, expe
     else:
         path.write_bytes(legacy({stack: means}))
     report = quanterr.compare(original, quantized, importance=path, device="cpu")
-    found = {row.layer_name: row.weighted_nmse for row in report.layers}
+    errors = {row.layer_name: row.weighted_nmse for row in report.layers}
 
-    assert {name: pytest.approx(expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)} == found
+    assert {name: pytest.approx(expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)} == errors
     assert ([1] if kind == "gguf" else []) == [
         finding.evidence["experts"] for finding in report.findings if finding.code == "importance_uncovered"
     ]
@@ -145,14 +145,14 @@ def test_expected_weights_missing_in_the_matrix_are_a_warning(tmp_path, covered,
     matrix.write_bytes(legacy({f"blk.{n // 2}.ffn_{('up', 'gate')[n % 2]}.weight": COLUMNS for n in range(covered)}))
     files = [store(tmp_path / "x.safetensors", x | router), store(tmp_path / "y.safetensors", y | router)]
     report = quanterr.compare(*files, importance=matrix, device="cpu")
-    (found,) = [one for one in report.findings if one.code == "importance_missing"]
+    (finding,) = [finding for finding in report.findings if finding.code == "importance_missing"]
     layers = [row for row in report.layers if row.weighted_nmse is not None]
 
-    assert severity == found.severity
+    assert severity == finding.severity
     assert (severity == "warning") == (
-        f"{20 - covered} of 20 quantized weights, {1 - covered / 20:.0%}" in found.message
+        f"{20 - covered} of 20 quantized weights, {1 - covered / 20:.0%}" in finding.message
     )
-    assert pytest.approx(1 - covered / 20) == found.evidence["share"]
+    assert pytest.approx(1 - covered / 20) == finding.evidence["share"]
     assert covered == len(layers)
     energy = [row.weighted_error_norm**2 for row in layers]
     total = sum(e / row.weighted_nmse for e, row in zip(energy, layers, strict=True))
@@ -224,6 +224,6 @@ def test_scales_for_important_columns_count_as_good_with_their_importance(tmp_pa
     importance = gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": ([means], [12.0])}) if given else None
     a, b = store(tmp_path / "x.safetensors", {NAME: x}), store(tmp_path / "y.safetensors", stored)
     report = quanterr.compare(a, b, importance=importance, device="cpu")
-    found = {one.code for one in report.findings if one.severity != "info"}
+    codes = {finding.code for finding in report.findings if finding.severity != "info"}
 
-    assert given != ("scale_loss" in found)
+    assert given != ("scale_loss" in codes)

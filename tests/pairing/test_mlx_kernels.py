@@ -53,7 +53,7 @@ def report_of(folder, original, quantized, mlx_side=1):
 def names_of_identical(report):
     """Return the names of tensors without any difference, if nothing else is reported."""
     assert [] == report.not_compared
-    assert not [found for found in report.findings if found.severity != "info" and found.code != "identical"]
+    assert not [finding for finding in report.findings if finding.severity != "info" and finding.code != "identical"]
     return {layer.layer_name for layer in report.lossless}
 
 
@@ -105,11 +105,11 @@ class TestShapesThatDoNotShowTheOrder:
     def test_kernel_in_torch_order_is_an_error(self, tmp_path, others):
         x = LINEAR | others | CUBES
         report = report_of(tmp_path, x, stored_in_mlx(x, MOVED_PATCHES))
-        (found,) = (found for found in report.findings if found.severity == "error")
+        (finding,) = (finding for finding in report.findings if finding.severity == "error")
 
-        assert "stem.weight" == found.layer
-        assert "as MLX expects" in found.message
-        assert "torch's order" in found.message
+        assert "stem.weight" == finding.layer
+        assert "as MLX expects" in finding.message
+        assert "torch's order" in finding.message
         assert Status.INCONCLUSIVE == exit_status(report)
 
     def test_kernels_that_all_have_torch_order_are_read_so(self, tmp_path):

@@ -39,8 +39,8 @@ def findings(folder, kind, original, shifted, extra=None):
     extra = extra or {}
     stored = LINEAR | extra | {name: x + 1 if name in shifted else x for name, x in original.items()}
     report = compared(folder, LINEAR | extra | original, stored, MLX, {"model_type": kind})
-    found = [found for found in report.findings if found.severity != "info" and found.code != "identical"]
-    layers = {layer for each in found for layer in (each.layer, *each.evidence.get("layers", ())) if layer}
+    warnings = [finding for finding in report.findings if finding.severity != "info" and finding.code != "identical"]
+    layers = {layer for each in warnings for layer in (each.layer, *each.evidence.get("layers", ())) if layer}
     return layers, [left.layer_name for left in report.not_compared]
 
 
@@ -87,12 +87,12 @@ def test_norms_plus_one_are_a_warning_without_an_architecture(tmp_path, config):
     original = norms(BLOCK)
     stored = LINEAR | {name: x + 1 for name, x in original.items()}
     report = compared(tmp_path, LINEAR | original, stored, MLX, config)
-    (found,) = (one for one in report.findings if one.severity != "info")
+    (finding,) = (finding for finding in report.findings if finding.severity != "info")
 
-    assert ("norm_offset", "warning", set(BLOCK)) == (found.code, found.severity, set(found.evidence["layers"]))
+    assert ("norm_offset", "warning", set(BLOCK)) == (finding.code, finding.severity, set(finding.evidence["layers"]))
 
 
 def test_norms_as_in_the_original_are_right_without_an_architecture(tmp_path):
     report = compared(tmp_path, LINEAR | norms(BLOCK), LINEAR | norms(BLOCK), MLX)
 
-    assert ["identical"] == [one.code for one in report.findings]
+    assert ["identical"] == [finding.code for finding in report.findings]

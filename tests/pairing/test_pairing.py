@@ -140,9 +140,9 @@ class TestPrefixes:
             "head.comfy_quant": label(format="float8_e4m3fn"),
             "scaled_fp8": torch.zeros(2).to(FP8),
         }
-        said = header({"head": {"format": "float8_e4m3fn"}})
+        header_bytes = header({"head": {"format": "float8_e4m3fn"}})
         pairs, left, extra, _ = plan_of(
-            tmp_path, {"head.weight": WEIGHTS["head.weight"]}, with_prefix(prefix, quantized), said
+            tmp_path, {"head.weight": WEIGHTS["head.weight"]}, with_prefix(prefix, quantized), header_bytes
         )
 
         assert {} == left
@@ -358,9 +358,9 @@ class TestMissingScale:
         x = numbers(4, 32)
         tensors = {"a.weight": x.to(FP8), "a.comfy_quant": label(format="float8_e4m3fn")}
         report = compared(tmp_path, {"a.weight": x}, tensors)
-        told = [f for f in report.findings if f.severity != "info" and "a.weight" in f.message]
+        findings = [f for f in report.findings if f.severity != "info" and "a.weight" in f.message]
 
-        assert told or Status.INCONCLUSIVE == exit_status(report)
+        assert findings or Status.INCONCLUSIVE == exit_status(report)
 
     def test_missing_scale_with_the_old_marker_means_one(self, tmp_path):
         """In older versions of comfy/ops.py, a layer without scale_weight in a scaled_fp8 file is a plain cast."""
@@ -490,8 +490,8 @@ class TestIntegers:
     @pytest.mark.parametrize("base", [0, -1, 1 << 40, (1 << 53) + 5, (1 << 62) + 12345])
     def test_integers_that_differ_in_any_single_bit_are_not_lossless(self, tmp_path, dtype, bits, base):
         same = torch.full((bits,), base).to(dtype)
-        one = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)]).to(dtype)
-        x, y = ({f"ids.{n}": row.clone() for n, row in enumerate(t)} for t in (same, same ^ one))
+        single_bits = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)]).to(dtype)
+        x, y = ({f"ids.{n}": row.clone() for n, row in enumerate(t)} for t in (same, same ^ single_bits))
         report = compared(tmp_path, x, y)
 
         assert [] == report.lossless == report.layers == report.other_changes
@@ -625,9 +625,9 @@ class TestParts:
             store(folder / f"model-{n:05}-of-00002.safetensors", {name: tensor})
         original = store(tmp_path / "original.safetensors", {"a.weight": numbers(4, 32)})
         with planned(original, folder) as plan:
-            found = [pair.quantized.format for pair in plan.pairs]
+            formats = [pair.quantized.format for pair in plan.pairs]
 
-        assert found == ["fp8_tensor"]
+        assert formats == ["fp8_tensor"]
 
 
 LAYERS = ("layers.0.attn.q", "layers.0.mlp.up", "layers.1.attn.q", "norm", "head")
@@ -708,9 +708,9 @@ class TestAnyTwoCheckpoints:
             assert {str(bucket) for bucket in Bucket} >= coverage.keys()
         left_out = NOT_COMPARED & (report.coverage.original.keys() | report.coverage.quantized.keys())
         wrong = [finding for finding in report.findings if finding.severity == "error"]
-        found = report.layers or report.lossless or report.other_changes
+        listed_layers = report.layers or report.lossless or report.other_changes
 
-        assert (Status.INCONCLUSIVE if left_out or wrong or not found else Status.OK) == exit_status(report)
+        assert (Status.INCONCLUSIVE if left_out or wrong or not listed_layers else Status.OK) == exit_status(report)
         assert bool(left_out) == bool(report.not_compared)
         assert json.loads(report.to_json(), parse_constant=_no_constant)["verdict"] == report.verdict
 

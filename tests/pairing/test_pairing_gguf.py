@@ -87,8 +87,8 @@ def test_head_rows_are_reordered_even_at_two_bits(tmp_path):
 
 def contradiction_of(report):
     """Return the only finding about a convention, and the names of its layers."""
-    (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
-    return found, set(found.evidence["layers"])
+    (finding,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+    return finding, set(finding.evidence["layers"])
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def contradiction_of(report):
 )
 def test_unexpected_head_row_order_is_an_error(tmp_path, name, permuted, prescribed, other):
     report, reverse = compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=permuted), name)
-    found, layers = contradiction_of(report)
+    finding, layers = contradiction_of(report)
 
     assert Status.INCONCLUSIVE == exit_status(report) == exit_status(reverse)
-    assert (prescribed, other) == (found.evidence["prescribed"], found.evidence["other"])
+    assert (prescribed, other) == (finding.evidence["prescribed"], finding.evidence["other"])
     assert {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias"} < layers
     assert all(layer.snr_db < 3 for layer in report.layers)  # as it will be loaded
     assert {"blk.0.attn_q.weight", "blk.0.attn_q.bias", "blk.0.attn_k.weight"} == contradiction_of(reverse)[1]
@@ -148,11 +148,11 @@ def test_norms_stored_plus_one_are_compared_as_such(tmp_path, name):
 def test_unexpected_norm_offset_is_an_error(tmp_path, name, one_more, prescribed, other):
     made = converted(TIED, permuted=name == "llama", one_more=one_more)
     report, reverse = compare_both_ways(tmp_path, TIED, made, name)
-    found, layers = contradiction_of(report)
+    finding, layers = contradiction_of(report)
 
     assert Status.INCONCLUSIVE == exit_status(report) == exit_status(reverse)
     assert {"model.norm.weight", "model.layers.0.input_layernorm.weight"} == layers
-    assert (prescribed, other) == (found.evidence["prescribed"], found.evidence["other"])
+    assert (prescribed, other) == (finding.evidence["prescribed"], finding.evidence["other"])
     assert {"output_norm.weight", "blk.0.attn_norm.weight"} == contradiction_of(reverse)[1]
 
 

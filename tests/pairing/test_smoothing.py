@@ -87,9 +87,9 @@ class TestWeight:
         moved = {self.UP: x[self.UP] / s[:, None], self.DOWN: x[self.DOWN] * s}
         moved[wrong] = moved[wrong] * (other[:, None] if wrong == self.UP else other)
         report = compared(tmp_path, x, x | {name: int4(weight) for name, weight in moved.items()})
-        _, found = folded(report)
+        _, finding = folded(report)
 
-        assert ("warning", self.UP, [40]) == (found.severity, found.layer, found.evidence["rows"])
+        assert ("warning", self.UP, [40]) == (finding.severity, finding.layer, finding.evidence["rows"])
 
     def test_single_scaled_weight_is_not_repaired(self, tmp_path):
         x, s = model(), 3 * factors(96)
@@ -140,24 +140,24 @@ class TestConnectedFolds:
             | {name: int4(x[name] * f) for name, f in moved.items()}
         )
         report = compared(tmp_path, x, y)
-        (found,) = folded(report)
+        (fold,) = folded(report)
 
-        assert set(moved) == set(found.evidence["layers"])
+        assert set(moved) == set(fold.evidence["layers"])
         assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
             name: true_db(x[name], y[name] / f) for name, f in moved.items()
         }
-        assert not [one.message for one in report.findings if one.severity != "info"]
+        assert not [finding.message for finding in report.findings if finding.severity != "info"]
         assert "pass" == report.verdict
 
     def test_folds_explain_norms_with_biases_and_other_names(self, tmp_path):
         block, s, t = "model.decoder.layers.0.", factors(128), factors(96, 2)
         first = [f"{block}{name}.weight" for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")]
-        one, two = (f"{block}{name}.weight" for name in ("fc1", "fc2"))
-        x = {name: numbers(96, 128, seed=n) for n, name in enumerate((*first, one))}
-        x |= {two: numbers(128, 96, seed=7), f"{block}fc1.bias": numbers(1, 96, seed=8)[0].float()}
+        first_name, second = (f"{block}{name}.weight" for name in ("fc1", "fc2"))
+        x = {name: numbers(96, 128, seed=n) for n, name in enumerate((*first, first_name))}
+        x |= {second: numbers(128, 96, seed=7), f"{block}fc1.bias": numbers(1, 96, seed=8)[0].float()}
         for norm in ("self_attn_layer_norm", "final_layer_norm"):
             x |= {f"{block}{norm}.{kind}": 1 + numbers(1, 128, seed=9)[0].float() for kind in ("weight", "bias")}
-        moved = dict.fromkeys(first, s) | {one: s / t[:, None], two: t}
+        moved = dict.fromkeys(first, s) | {first_name: s / t[:, None], second: t}
         y = (
             x
             | {name: x[name] / s for name in x if "layer_norm" in name}
@@ -169,7 +169,7 @@ class TestConnectedFolds:
         assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
             name: true_db(x[name], y[name] / f) for name, f in moved.items()
         }
-        assert not [one.message for one in report.findings if one.severity != "info"]
+        assert not [first_name.message for first_name in report.findings if first_name.severity != "info"]
 
     @pytest.mark.parametrize("declared", [{"head_dim": 32}, {"hidden_size": 128, "num_attention_heads": 4}])
     @pytest.mark.parametrize("tiled", [False, True], ids=["repeated", "tiled"])
@@ -178,7 +178,11 @@ class TestConnectedFolds:
         repeated = u.repeat(2) if tiled else u.view(2, 1, 32).expand(2, 2, 32).reshape(-1)
         y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * repeated)}
         report = compared(tmp_path, x, y, config=declared | {"num_key_value_heads": 2})
-        wrong = [one.layer for one in report.findings if (one.code, one.severity) == ("folded_scales", "error")]
+        wrong = [
+            finding.layer
+            for finding in report.findings
+            if (finding.code, finding.severity) == ("folded_scales", "error")
+        ]
 
         assert ([self.OUT] if tiled else []) == wrong
         assert {self.V, self.OUT} == set(folded(report)[0].evidence["layers"])
@@ -191,7 +195,7 @@ class TestConnectedFolds:
         x[self.BIASED] = numbers(64, seed=11)
         y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * u)}
         report = compared(tmp_path, x, y | {self.BIASED: x[self.BIASED] / (1 if forgotten else u)})
-        errors = [(one.code, one.layer) for one in report.findings if one.severity == "error"]
+        errors = [(finding.code, finding.layer) for finding in report.findings if finding.severity == "error"]
 
         assert ([("folded_scales", self.BIASED)] if forgotten else []) == errors
         assert ("inconclusive" if forgotten else "pass") == report.verdict
@@ -201,7 +205,11 @@ class TestConnectedFolds:
         norm, bias = (f"{BLOCK}input_layernorm.{kind}" for kind in ("weight", "bias"))
         x, s = model() | {bias: numbers(128, seed=11)}, factors(128)
         y = x | {norm: x[norm] / s, bias: x[bias] / (1 if forgotten else s)} | {name: int4(x[name] * s) for name in FED}
-        errors = [(one.code, one.layer) for one in compared(tmp_path, x, y).findings if one.severity == "error"]
+        errors = [
+            (finding.code, finding.layer)
+            for finding in compared(tmp_path, x, y).findings
+            if finding.severity == "error"
+        ]
 
         assert ([("folded_scales", bias)] if forgotten else []) == errors
 

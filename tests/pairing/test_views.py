@@ -86,17 +86,17 @@ def test_view_is_undone(weight, name, is_plain):
     y, wanted = view(other), read(other)
     back = views.undo_views(view(x), y)
     kept = read(x) if "rows" in name or name == "elements" else wanted  # rows that were cut off are those of x
-    found = read(back)
+    values = read(back)
 
     assert wanted.shape == back.shape
-    assert bool((torch.minimum((found - wanted).abs(), (found - kept).abs()) <= CHANGED).all())
+    assert bool((torch.minimum((values - wanted).abs(), (values - kept).abs()) <= CHANGED).all())
 
 
 def test_cut_rows_are_put_between_the_original_ones(weight):
     x, y = (weight(name, (8, 4), n) for n, name in enumerate("xy"))
-    found = read(views.undo_views(views.take_rows(x, 2, (5, 4)), views.take_rows(y, 2, (5, 4))))
+    values = read(views.undo_views(views.take_rows(x, 2, (5, 4)), views.take_rows(y, 2, (5, 4))))
 
-    assert torch.equal(torch.cat([read(x)[:2], read(y)[2:7], read(x)[7:]]), found)
+    assert torch.equal(torch.cat([read(x)[:2], read(y)[2:7], read(x)[7:]]), values)
 
 
 def test_zero_factors_cannot_be_undone(weight):

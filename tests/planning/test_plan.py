@@ -79,7 +79,7 @@ class TestChoice:
             }
             for name, ranking in reports.items()
         }
-        found = plan(original, bits=6, to=TO, device="cpu")
+        new_plan = plan(original, bits=6, to=TO, device="cpu")
         groups = [LAYERS[0:2], LAYERS[2:3], LAYERS[3:5], LAYERS[5:6]]
         room = 6 * 6 * 32 * 128 / 8
         best = None
@@ -92,10 +92,10 @@ class TestChoice:
             if sum(size for size, _ in chosen) <= room:
                 best = min(best or 1e30, sum(error for _, error in chosen))
 
-        assert pytest.approx(best, rel=1e-9) == found.cost == found.bound
-        assert found.bits_per_weight <= 6
-        assert found.bytes == original.nbytes - 6 * 4 * 32 * 128 + sum(layer.bytes for layer in found.layers)
-        assert "a guess" in found.notes[0]
+        assert pytest.approx(best, rel=1e-9) == new_plan.cost == new_plan.bound
+        assert new_plan.bits_per_weight <= 6
+        assert new_plan.bytes == original.nbytes - 6 * 4 * 32 * 128 + sum(layer.bytes for layer in new_plan.layers)
+        assert "a guess" in new_plan.notes[0]
 
     @pytest.mark.slow
     def test_fused_weights_share_a_recipe_and_others_on_request(self, original):
@@ -104,20 +104,20 @@ class TestChoice:
             ("block", [LAYERS[:3], LAYERS[3:]]),
             ("role", [LAYERS]),
         ):
-            found = plan(original, bits=6, to=TO, same_in=same_in, device="cpu")
-            recipe = {layer.layer_name: layer.recipe for layer in found.layers}
+            new_plan = plan(original, bits=6, to=TO, same_in=same_in, device="cpu")
+            recipe = {layer.layer_name: layer.recipe for layer in new_plan.layers}
             for names in alike:
                 assert 1 == len({recipe[name] for name in names})
 
     def test_sensitivity_decides_and_unnamed_layers_stay_unquantized(self, original, tmp_path):
         alphas = {name: 100.0 if name == LAYERS[2] else 1e-6 for name in LAYERS[:5]}
-        found = plan(original, bits=9, to=TO, sensitivity=sensitivity(tmp_path, alphas), device="cpu")
-        recipes = {layer.layer_name: layer.recipe for layer in found.layers}
+        new_plan = plan(original, bits=9, to=TO, sensitivity=sensitivity(tmp_path, alphas), device="cpu")
+        recipes = {layer.layer_name: layer.recipe for layer in new_plan.layers}
 
-        assert "predicted KLD" == found.measure
+        assert "predicted KLD" == new_plan.measure
         assert LAYERS[5] not in recipes
         assert recipes[LAYERS[2]] in (ORIGINAL, "int8_channel")
-        assert f"does not name 1 layer, left unquantized: {LAYERS[5]}" in found.notes[0]
+        assert f"does not name 1 layer, left unquantized: {LAYERS[5]}" in new_plan.notes[0]
 
     @pytest.mark.slow
     def test_limits_give_the_smallest_size_that_meets_them(self, original, tmp_path):
@@ -129,9 +129,11 @@ class TestChoice:
         by_kld = plan(original, max_kld=0.001, to=TO, sensitivity=path, device="cpu")
         below = plan(original, size=by_kld.bytes - 1, to=TO, sensitivity=path, device="cpu")
         assert by_kld.cost <= 0.001 < below.cost
-        fitting = [one for one in by_kld.uniform if one.cost <= 0.001]
-        assert fitting == [one for one in by_kld.uniform if one.fits]
-        assert f"% of bytes against {min(fitting, key=lambda one: one.bytes).recipe} for all" in conclusion(by_kld)
+        fitting = [uniform for uniform in by_kld.uniform if uniform.cost <= 0.001]
+        assert fitting == [uniform for uniform in by_kld.uniform if uniform.fits]
+        assert f"% of bytes against {min(fitting, key=lambda uniform: uniform.bytes).recipe} for all" in conclusion(
+            by_kld
+        )
 
     @pytest.mark.parametrize("same_in", ["fused", "block"])
     def test_plan_meets_its_own_cost_as_a_limit(self, original, tmp_path, same_in):
@@ -139,24 +141,26 @@ class TestChoice:
         path = sensitivity(tmp_path, {name: 0.1 * 1.3**n for n, name in enumerate(LAYERS)})
         chosen = {"to": TO, "sensitivity": path, "device": "cpu", "same_in": same_in}
         for bits in (5.5, 6.7, 7.6, 8.2):
-            found = plan(original, bits=bits, **chosen)
+            new_plan = plan(original, bits=bits, **chosen)
 
-            assert plan(original, max_kld=found.cost, **chosen).bytes <= found.bytes
+            assert plan(original, max_kld=new_plan.cost, **chosen).bytes <= new_plan.bytes
 
     def test_bits_include_a_recipe_that_slightly_exceeds_its_name(self, original):
         """A recipe whose scales take slightly more than its name suggests fits a budget of that many bits."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
         exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
         for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
-            found = plan(original, bits=least, to=["int8_row", "int4_g32"], device="cpu")
-            assert fits == {one.recipe: one.fits for one in found.uniform}["int8_row"]
+            new_plan = plan(original, bits=least, to=["int8_row", "int4_g32"], device="cpu")
+            assert fits == {uniform.recipe: uniform.fits for uniform in new_plan.uniform}["int8_row"]
 
     def test_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
-        found = plan(original, bits=6, to=TO, device="cpu")
+        new_plan = plan(original, bits=6, to=TO, device="cpu")
 
-        assert all(a.bytes < b.bytes and a.cost > b.cost for a, b in zip(found.curve, found.curve[1:], strict=False))
-        for uniform in found.uniform:
-            assert all(point.cost <= uniform.cost + 1e-9 for point in found.curve if point.bytes >= uniform.bytes)
+        assert all(
+            a.bytes < b.bytes and a.cost > b.cost for a, b in zip(new_plan.curve, new_plan.curve[1:], strict=False)
+        )
+        for uniform in new_plan.uniform:
+            assert all(point.cost <= uniform.cost + 1e-9 for point in new_plan.curve if point.bytes >= uniform.bytes)
 
     @pytest.mark.parametrize(
         ("options", "told"),
@@ -168,8 +172,8 @@ class TestChoice:
             ({"max_kld": 0.1}, "max_kld needs sensitivity"),
         ],
     )
-    def test_impossible_plan_is_refused_with_a_reason(self, original, options, told):
-        with pytest.raises(UsageError, match=told):
+    def test_impossible_plan_is_refused_with_a_reason(self, original, options, message):
+        with pytest.raises(UsageError, match=message):
             plan(original, to=["int4_g32"], device="cpu", **options)
 
     def test_interrupted_run_has_no_plan(self, original):
@@ -204,35 +208,35 @@ class TestImportance:
 
     def test_plan_cost_is_the_weighted_error(self, original, importance):
         means, path = importance
-        found = plan(original, bits=6, to=TO, importance=path, device="cpu")
-        of_layer = {layer.layer_name: layer for layer in found.layers}
+        new_plan = plan(original, bits=6, to=TO, importance=path, device="cpu")
+        of_layer = {layer.layer_name: layer for layer in new_plan.layers}
         for name, row in zip(LAYERS, means, strict=True):
             x = torch.frombuffer(bytearray(original.entries[name].read()), dtype=torch.float32).view(32, 128)
             recipe = of_layer[name].recipe
             y = x if recipe == ORIGINAL else fake_quantize(x, recipe)
             assert pytest.approx(float(((y - x).square() * row).sum()), rel=1e-5) == of_layer[name].cost
-        assert "weighted squared error" == found.measure
-        assert "errors of all outputs count the same: a guess" in found.notes[0]
+        assert "weighted squared error" == new_plan.measure
+        assert "errors of all outputs count the same: a guess" in new_plan.notes[0]
 
     def test_importance_affects_only_scales_under_a_sensitivity(self, original, importance, tmp_path):
         path = sensitivity(tmp_path, dict.fromkeys(LAYERS, 1.0))
-        found = [
-            plan(original, bits=6, to=["gguf_q4_0"], sensitivity=path, importance=own, device="cpu")
-            for own in (None, importance[1])
+        plans = [
+            plan(original, bits=6, to=["gguf_q4_0"], sensitivity=path, importance=matrix, device="cpu")
+            for matrix in (None, importance[1])
         ]
-        quantized = [[layer.snr_db for layer in one.layers if layer.recipe != ORIGINAL] for one in found]
+        quantized = [[layer.snr_db for layer in new_plan.layers if layer.recipe != ORIGINAL] for new_plan in plans]
 
-        assert {"predicted KLD"} == {one.measure for one in found}
+        assert {"predicted KLD"} == {new_plan.measure for new_plan in plans}
         assert quantized[0] != quantized[1]
 
     @pytest.mark.parametrize("name", ["i.gguf", "a model's $(x).dat"])
     def test_llama_quantize_gets_the_importance_matrix_of_the_plan(self, original, importance, name):
-        found = plan(original, bits=6, to=["gguf_q4_0"], importance=importance[1], device="cpu")
-        given = replace(found, importance=name)
+        new_plan = plan(original, bits=6, to=["gguf_q4_0"], importance=importance[1], device="cpu")
+        given = replace(new_plan, importance=name)
         command = export_plan(given, "llama-quantize").split("\n", 1)[1].replace("\\\n", "")
         without = plan(original, bits=6, to=["gguf_q4_0"], device="cpu")
 
-        assert str(importance[1]) == found.importance
+        assert str(importance[1]) == new_plan.importance
         assert ["llama-quantize", "--imatrix", name] == shlex.split(command)[:3]
         assert without.importance is None
         assert "--imatrix" not in export_plan(without, "llama-quantize")
@@ -244,34 +248,34 @@ class TestImportance:
 
 def test_cost_has_the_same_form_in_every_output(original):
     """Squared errors are shown as an SNR, as in other outputs; output errors are shares in per cent."""
-    found = plan(original, bits=9, to=TO, device="cpu")
-    other = replace(found, measure="predicted output error", cost=9.403e-06, bound=9.403e-06, uniform=[])
+    new_plan = plan(original, bits=9, to=TO, device="cpu")
+    other = replace(new_plan, measure="predicted output error", cost=9.403e-06, bound=9.403e-06, uniform=[])
 
-    assert f"SNR {found.snr_db:.2f} dB" in conclusion(found)
-    assert "squared error" not in conclusion(found)
+    assert f"SNR {new_plan.snr_db:.2f} dB" in conclusion(new_plan)
+    assert "squared error" not in conclusion(new_plan)
     assert "predicted output error 0.0009403 %" in conclusion(other)
 
 
 class TestKept:
     def test_kept_layers_show_cost_and_gain_over_the_usual_recipe(self, original):
-        found = plan(original, bits=10, to=["int4_g32"], device="cpu")
+        new_plan = plan(original, bits=10, to=["int4_g32"], device="cpu")
         uniform = {layer.layer_name: layer for layer in plan(original, bits=5.1, to=["int4_g32"], device="cpu").layers}
-        kept = [layer for layer in found.layers if layer.recipe == ORIGINAL]
-        (table,) = next(section for section in found.view(10).sections if section.key == "kept").parts
+        kept = [layer for layer in new_plan.layers if layer.recipe == ORIGINAL]
+        (table,) = next(section for section in new_plan.view(10).sections if section.key == "kept").parts
 
         assert kept
         for layer in kept:
             other = uniform[layer.layer_name]
             assert ("int4_g32", other.bytes, other.cost) == (other.recipe, layer.usual_bytes, layer.usual_cost)
-        assert not any(layer.usual_bytes for layer in found.layers if layer.recipe != ORIGINAL)
+        assert not any(layer.usual_bytes for layer in new_plan.layers if layer.recipe != ORIGINAL)
         assert {layer.layer_name for layer in kept} == {row[0] for row in table.rows}
 
 
 class TestExports:
     def test_llama_quantize_gets_a_pattern_for_each_module_and_type(self, original):
-        found = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
+        exported = export_plan(plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu"), "llama-quantize")
 
-        making, command = found.split("\n", 1)
+        making, command = exported.split("\n", 1)
         program, *words = shlex.split(command.replace("\\\n", ""))
         *options, source, made, base = words
         given = list(zip(options[::2], options[1::2], strict=True))
@@ -293,50 +297,52 @@ class TestExports:
 
     def test_plan_with_searched_scales_is_refused(self, original):
         """No program computes these scales, so the checkpoint would have other errors than planned."""
-        found = plan(original, bits=9, to=["int8_row"], scales="mse", device="cpu")
+        new_plan = plan(original, bits=9, to=["int8_row"], scales="mse", device="cpu")
         same = plan(original, bits=9, to=["int8_row"], scales="absmax", device="cpu")
 
-        assert [] == consumers_of(found)
+        assert [] == consumers_of(new_plan)
         assert "convert_to_quant" in consumers_of(same)
         with pytest.raises(UsageError, match="convert_to_quant does not write int8_row:scales=mse; plan with recipes"):
-            export_plan(found, "convert_to_quant")
+            export_plan(new_plan, "convert_to_quant")
         assert "int8_tensorwise" in export_plan(same, "convert_to_quant")
 
     @pytest.mark.parametrize(("program", "recipe"), [("llmcompressor", "int8_channel"), ("bitsandbytes", "nf4")])
     def test_head_is_left_out_unless_the_plan_quantizes_it(self, tmp_path, program, recipe):
         names = ("lm_head.weight", "model.layers.0.mlp.up_proj.weight")
         given = store(tmp_path / "x.safetensors", {name: numbers(64, 64).float() for name in names})
-        found = plan(given, bits=10, to=[recipe], layers=["*"], device="cpu")
-        kept = [replace(one, recipe=ORIGINAL) if one.layer_name == names[0] else one for one in found.layers]
-        others = [one for one in found.layers if one.layer_name != names[0]]
+        new_plan = plan(given, bits=10, to=[recipe], layers=["*"], device="cpu")
+        kept = [replace(layer, recipe=ORIGINAL) if layer.layer_name == names[0] else layer for layer in new_plan.layers]
+        others = [layer for layer in new_plan.layers if layer.layer_name != names[0]]
 
-        assert {recipe} == {one.recipe for one in found.layers}
-        assert '"lm_head"' not in export_plan(found, program)
-        assert 1 == export_plan(replace(found, layers=kept), program).count('"lm_head"')
-        assert 1 == export_plan(replace(found, layers=others), program).count('"lm_head"')
+        assert {recipe} == {layer.recipe for layer in new_plan.layers}
+        assert '"lm_head"' not in export_plan(new_plan, program)
+        assert 1 == export_plan(replace(new_plan, layers=kept), program).count('"lm_head"')
+        assert 1 == export_plan(replace(new_plan, layers=others), program).count('"lm_head"')
 
     def test_formats_that_no_runtime_loads_together_are_named(self, original):
-        found = plan(original, bits=6, to=["nvfp4,gguf_q8_0"], device="cpu")
+        new_plan = plan(original, bits=6, to=["nvfp4,gguf_q8_0"], device="cpu")
 
-        assert {"nvfp4", "gguf_q8_0"} <= {layer.recipe for layer in found.layers}
-        assert "no known runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in found.notes
+        assert {"nvfp4", "gguf_q8_0"} <= {layer.recipe for layer in new_plan.layers}
+        assert (
+            "no known runtime loads ct_nvfp4, gguf_q8_0 in one checkpoint; give --to recipes of one" in new_plan.notes
+        )
         assert not any("no runtime" in note for note in plan(original, bits=6, to=TO, device="cpu").notes)
 
     def test_embeddings_quantized_by_llama_quantize_itself_are_named(self, tmp_path):
         names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
         given = store(tmp_path / "x.safetensors", {name: numbers(64, 64) for name in names})
-        told = "-l '\\*' also plans embeddings and heads, which llama-quantize quantizes by itself"
+        note = "-l '\\*' also plans embeddings and heads, which llama-quantize quantizes by itself"
 
-        assert re.search(told, " ".join(plan(given, bits=9, to=["gguf_q8_0"], device="cpu").notes))
-        assert not re.search(told, " ".join(plan(given, bits=9, to=["int8_row"], device="cpu").notes))
-        with pytest.raises(UsageError, match=told):
+        assert re.search(note, " ".join(plan(given, bits=9, to=["gguf_q8_0"], device="cpu").notes))
+        assert not re.search(note, " ".join(plan(given, bits=9, to=["int8_row"], device="cpu").notes))
+        with pytest.raises(UsageError, match=note):
             plan(given, size="9KB", to=["gguf_q8_0"], device="cpu")
 
     @pytest.mark.parametrize("name", ["model", "a model's", 'x"; $(touch harmed) `id`!\\'])
     def test_export_command_takes_any_name_literally(self, original, name):
-        found = replace(plan(original, bits=9, to=["int8_row"], device="cpu"), original=name)
+        changed = replace(plan(original, bits=9, to=["int8_row"], device="cpu"), original=name)
         for consumer, row in CONSUMERS.items():
-            words = shlex.split(export_command(found, consumer))
+            words = shlex.split(export_command(changed, consumer))
             if row.python:
                 tree = ast.parse(words[2])
                 constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
@@ -346,9 +352,9 @@ class TestExports:
                 assert not row.command or {name, row.file} <= set(words)
 
     def test_plan_names_the_programs_that_write_all_its_recipes(self, original):
-        found = plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu")
+        new_plan = plan(original, bits=7, to=["gguf_q4_0,gguf_q8_0"], device="cpu")
 
-        assert ["llama-quantize"] == consumers_of(found)
+        assert ["llama-quantize"] == consumers_of(new_plan)
 
     def test_transformers_accepts_the_bitsandbytes_export(self, original):
         transformers = pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
@@ -363,12 +369,12 @@ class TestExports:
         assert {"lm_head", "model.layers.1.mlp.down_proj"} <= set(config.llm_int8_skip_modules)
 
     def test_every_layer_is_exported_once(self, original):
-        found = plan(original, bits=6, to=TO, device="cpu")
-        groups = json.loads(export_plan(found, "llmcompressor"))["quant_stage"]["quant_modifiers"][
+        new_plan = plan(original, bits=6, to=TO, device="cpu")
+        groups = json.loads(export_plan(new_plan, "llmcompressor"))["quant_stage"]["quant_modifiers"][
             "QuantizationModifier"
         ]
         targets = [target for group in groups["config_groups"].values() for target in group["targets"]]
-        configs = json.loads(export_plan(found, "torchao"))["_data"]["fqn_to_config"]
+        configs = json.loads(export_plan(new_plan, "torchao"))["_data"]["fqn_to_config"]
         modules = {name.removesuffix(".weight") for name in LAYERS}
 
         patterns = [target.removeprefix("re:") for target in (*targets, *groups["ignore"])]
@@ -393,10 +399,10 @@ class TestExports:
         ],
     )
     def test_export_declares_for_each_layer_what_was_planned(self, original, consumer, to, declare):
-        found = plan(original, bits=7, to=to, device="cpu")
-        declared = Declarations(declare(json.loads(export_plan(found, consumer))))
+        new_plan = plan(original, bits=7, to=to, device="cpu")
+        declared = Declarations(declare(json.loads(export_plan(new_plan, consumer))))
 
-        for layer in found.layers:
+        for layer in new_plan.layers:
             scheme = declared.of(layer.layer_name)
             assert scheme.is_quantized == (layer.recipe != ORIGINAL)
             bits = re.search(r"int(\d)|mlx_q(\d)|[nf]+[fp]?(4|8)", layer.recipe)
@@ -404,27 +410,27 @@ class TestExports:
 
     def test_modelopt_gets_a_quantizer_for_each_weight(self, original):
         to = ["fp8_tensor,fp8_row,fp8_block128,int8_row,int4_g32,int8_channel,nvfp4,mxfp4,mxfp8"]
-        found = plan(original, bits=6, to=to, device="cpu")
+        new_plan = plan(original, bits=6, to=to, device="cpu")
         recipes = ("fp8_row", "nvfp4", "int4_g32", "int8_channel")
-        for layer, recipe in zip(found.layers, recipes, strict=False):
+        for layer, recipe in zip(new_plan.layers, recipes, strict=False):
             layer.recipe = recipe
-        first, deny, *lines = export_plan(found, "modelopt").splitlines()
-        own = found.layers[1].layer_name.removesuffix(".weight")
+        first, deny, *lines = export_plan(new_plan, "modelopt").splitlines()
+        module = new_plan.layers[1].layer_name.removesuffix(".weight")
 
         assert ("quant_cfg:", '- {quantizer_name: "*", enable: false}', "algorithm: max") == (first, deny, lines.pop())
-        assert sum(layer.recipe != ORIGINAL for layer in found.layers) == len(lines)
+        assert sum(layer.recipe != ORIGINAL for layer in new_plan.layers) == len(lines)
         config = "{num_bits: e2m1, block_sizes: {-1: 16, type: static, scale_bits: e4m3}}"
-        assert f'- {{quantizer_name: "{own}.weight_quantizer", cfg: {config}}}' in lines
+        assert f'- {{quantizer_name: "{module}.weight_quantizer", cfg: {config}}}' in lines
 
     def test_convert_to_quant_gets_a_pattern_for_each_weight(self, original):
         """Like load_layer_config and get_layer_settings of convert_to_quant, match by re.search, then take _default."""
-        found = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
-        config = json.loads(export_plan(found, "convert_to_quant"))
+        new_plan = plan(original, bits=8.2, to=["fp8_row,fp8_block128,int8_row"], device="cpu")
+        config = json.loads(export_plan(new_plan, "convert_to_quant"))
         formats = {"fp8_row": "float8_e4m3fn_rowwise", "fp8_block128": "float8_e4m3fn_blockwise", ORIGINAL: None}
         formats["int8_row"] = "int8_tensorwise"
 
         assert {"skip": True} == config.pop("_default")
-        for layer in found.layers:
+        for layer in new_plan.layers:
             module = layer.layer_name.removesuffix(".weight")
             (how,) = [how for pattern, how in config.items() if re.search(pattern, module)]
             assert formats[layer.recipe] == how.get("format")
@@ -440,20 +446,20 @@ class TestExports:
             ("gptq", "int4_g32", "choose one of llama-quantize"),
         ],
     )
-    def test_recipe_that_the_program_cannot_write_is_refused(self, original, consumer, to, told):
-        found = plan(original, bits=6, to=[to], device="cpu")
+    def test_recipe_that_the_program_cannot_write_is_refused(self, original, consumer, to, message):
+        new_plan = plan(original, bits=6, to=[to], device="cpu")
         if consumer == "bitsandbytes":
-            found.layers[0].recipe, found.layers[2].recipe = "nf4", "fp4"
-        with pytest.raises(UsageError, match=told):
-            export_plan(found, consumer)
+            new_plan.layers[0].recipe, new_plan.layers[2].recipe = "nf4", "fp4"
+        with pytest.raises(UsageError, match=message):
+            export_plan(new_plan, consumer)
 
     @pytest.mark.parametrize("consumer", CONSUMERS)
     def test_all_recipes_that_a_program_writes_can_be_exported(self, original, consumer):
-        found = plan(original, bits=9, to=list_writable(consumer), device="cpu")
-        for layer, recipe in zip(found.layers, cycle(list_writable(consumer)), strict=False):
+        new_plan = plan(original, bits=9, to=list_writable(consumer), device="cpu")
+        for layer, recipe in zip(new_plan.layers, cycle(list_writable(consumer)), strict=False):
             layer.recipe = recipe  # try all of them, not the best ones
 
-        assert export_plan(found, consumer)
+        assert export_plan(new_plan, consumer)
 
     @pytest.mark.session
     def test_command_plans_with_the_recipes_the_program_writes(self, original):
@@ -464,11 +470,11 @@ class TestExports:
 
     @pytest.mark.parametrize("program", CONSUMERS)
     def test_script_writes_the_program_input_and_runs_it(self, original, program, tmp_path):
-        found = plan(original, bits=9, to=list_writable(program), device="cpu")
-        run = replace(found.run, command=["quanterr", "plan", "a\nexit 3"])
-        found = replace(found, run=run)
+        new_plan = plan(original, bits=9, to=list_writable(program), device="cpu")
+        run = replace(new_plan.run, command=["quanterr", "plan", "a\nexit 3"])
+        new_plan = replace(new_plan, run=run)
         with (tmp_path / "plan.sh").open("w") as script:
-            write(found, script, program)
+            write(new_plan, script, program)
         for name in ("python", "convert_hf_to_gguf.py", *CONSUMERS):
             (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@" > called\n')
             (tmp_path / name).chmod(0o755)
@@ -476,10 +482,10 @@ class TestExports:
         subprocess.run(["sh", "plan.sh"], cwd=tmp_path, env=environment, check=True)  # a shell decides what it reads
 
         row, called = CONSUMERS[program], (tmp_path / "called").read_text()
-        lines = (export_command(found, program) or export_plan(found, program)).replace("\\\n", "").splitlines()
+        lines = (export_command(new_plan, program) or export_plan(new_plan, program)).replace("\\\n", "").splitlines()
         command = shlex.split(lines[-1])  # the previous command makes the input of llama-quantize
         assert [f"{tmp_path / command[0]}", *command[1:]] == called.splitlines()
-        assert not row.file or export_plan(found, program) == (tmp_path / row.file).read_text()
+        assert not row.file or export_plan(new_plan, program) == (tmp_path / row.file).read_text()
 
     @pytest.mark.session
     def test_script_goes_to_its_file_and_the_plan_survives_a_refusal(self, original, tmp_path):
@@ -522,58 +528,60 @@ class TestCompare:
     @classmethod
     def made(cls, original):
         """A plan, and the checkpoint that it describes."""
-        found = plan(original, bits=6, to=TO, device="cpu")
-        recipes = {layer.layer_name: parse_recipe(layer.recipe) for layer in found.layers if layer.recipe != ORIGINAL}
-        return found, recipes
+        new_plan = plan(original, bits=6, to=TO, device="cpu")
+        recipes = {
+            layer.layer_name: parse_recipe(layer.recipe) for layer in new_plan.layers if layer.recipe != ORIGINAL
+        }
+        return new_plan, recipes
 
     def test_planned_file_passes_its_plan(self, original, made):
-        found, recipes = made
+        new_plan, recipes = made
         produced, _ = mix_recipes(original, recipes, "produced")
-        report = check_against_plan(quanterr.compare(original, produced, device="cpu"), found)
+        report = check_against_plan(quanterr.compare(original, produced, device="cpu"), new_plan)
 
         assert ("pass", "pass", True) == (report.verdict, report.gates[0].status, report.gated), report.reasons
         assert 6 == report.gates[0].judged
 
     def test_another_recipe_or_a_lower_snr_is_named(self, original, made):
-        found, recipes = made
+        new_plan, recipes = made
         name = LAYERS[2]
         other, _ = mix_recipes(original, recipes | {name: parse_recipe("fp8_tensor")}, "produced")
-        report = check_against_plan(quanterr.compare(original, other, device="cpu"), found)
+        report = check_against_plan(quanterr.compare(original, other, device="cpu"), new_plan)
         assert ("fail", name) == (report.verdict, report.gates[0].worst_layer)
         assert "is fp8_tensor, planned " in report.reasons[0]
 
         worse = parse_recipe("int4_g32:scales=p70")
-        least = next(layer.layer_name for layer in found.layers if layer.recipe == "int4_g32")
+        least = next(layer.layer_name for layer in new_plan.layers if layer.recipe == "int4_g32")
         other, _ = mix_recipes(original, recipes | {least: worse}, "produced")
-        gate = check_against_plan(quanterr.compare(original, other, device="cpu"), found).gates[0]
+        gate = check_against_plan(quanterr.compare(original, other, device="cpu"), new_plan).gates[0]
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason
 
     @pytest.mark.parametrize(("recipe", "verdict"), [("int8_row", "pass"), ("fp8_row", "fail"), ("int4_g32", "fail")])
     def test_only_eight_bit_integers_may_lose_more_than_half_a_decibel(self, original, recipe, verdict):
         produced, _ = mix_recipes(original, dict.fromkeys(LAYERS, parse_recipe(recipe)), "produced")
-        found = plan(original, bits=9, to=recipe, device="cpu")
-        for layer in found.layers:
+        new_plan = plan(original, bits=9, to=recipe, device="cpu")
+        for layer in new_plan.layers:
             layer.snr_db += 0.8
-        gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), found).gates[0]
+        gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), new_plan).gates[0]
 
-        assert {recipe} == {layer.recipe for layer in found.layers}
+        assert {recipe} == {layer.recipe for layer in new_plan.layers}
         assert verdict == gate.status, gate.message
 
     def test_row_integers_match_the_plan_in_either_format(self, original):
         produced, _ = mix_recipes(original, dict.fromkeys(LAYERS, parse_recipe("int8_row")), "produced")
-        found = plan(original, bits=9, to="int8_channel", device="cpu")
-        gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), found).gates[0]
+        new_plan = plan(original, bits=9, to="int8_channel", device="cpu")
+        gate = check_against_plan(quanterr.compare(original, produced, device="cpu"), new_plan).gates[0]
 
-        assert {"ct_pack"} == {layer.format for layer in found.layers}
+        assert {"ct_pack"} == {layer.format for layer in new_plan.layers}
         assert "pass" == gate.status, gate.message
 
     def test_unplanned_layers_may_only_be_cast(self, original, made, tmp_path):
-        found, _ = made
+        new_plan, _ = made
         tensors = load_file(original.path)
         norm = "model.norm.weight"
-        some = replace(found, layers=found.layers[1:])
-        left = found.layers[0].layer_name
+        some = replace(new_plan, layers=new_plan.layers[1:])
+        left = new_plan.layers[0].layer_name
 
         def changed(name, weight):
             where = tmp_path / "y.safetensors"
@@ -594,10 +602,10 @@ class TestCompare:
         tensors, norm = load_file(original.path), "model.norm.weight"
         changed = store(tmp_path / "y.safetensors", tensors | {norm: (tensors[norm].float() * 1.04).half()})
         report = quanterr.compare(original, changed, device="cpu")
-        found = replace(report, findings=[make_finding(code, "info", norm, "it was changed")])
-        gate = check_against_plan(found, made[0]).gates[0]
+        with_finding = replace(report, findings=[make_finding(code, "info", norm, "it was changed")])
+        gate = check_against_plan(with_finding, made[0]).gates[0]
 
-        assert unplanned == [one.layer for one in gate.violations if "not in the plan" in one.reason]
+        assert unplanned == [violation.layer for violation in gate.violations if "not in the plan" in violation.reason]
 
     @pytest.mark.parametrize(("shift", "verdict"), [(1e-4, "pass"), (1.0, "fail")])
     def test_biases_for_quantized_weights_may_only_be_corrected(self, tmp_path, shift, verdict):
@@ -613,10 +621,10 @@ class TestCompare:
         assert verdict == gate.status, gate.message
 
     def test_all_planned_layers_must_be_there(self, original, made):
-        found, recipes = made
+        new_plan, recipes = made
         produced, _ = mix_recipes(original, recipes, "produced")
         report = quanterr.compare(original, produced, layers=["model.layers.0.*"], device="cpu")
-        judged = check_against_plan(report, found)
+        judged = check_against_plan(report, new_plan)
 
         assert ("fail", 6) == (judged.verdict, judged.gates[0].judged)
         assert set(LAYERS[3:]) == {violation.layer for violation in judged.gates[0].violations}

@@ -24,8 +24,8 @@ def files(tmp_path_factory):
 
 
 def swept(files, recipe, **more):
-    (found,) = quanterr.sweep(files[2], [recipe], device="cpu", **more).candidates
-    return found
+    (candidate,) = quanterr.sweep(files[2], [recipe], device="cpu", **more).candidates
+    return candidate
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

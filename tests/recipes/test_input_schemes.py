@@ -55,33 +55,33 @@ def results(producer, name):
 
 @pytest.mark.parametrize(("producer", "name"), cases(EXACT))
 def test_schemes_equal_the_producer_libraries(producer, name):
-    _, expected, found = results(producer, name)
+    _, expected, rounded = results(producer, name)
 
-    assert torch.equal(expected, found)
+    assert torch.equal(expected, rounded)
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(SAME_CODES))
 def test_codes_equal_libraries_that_round_scales_in_another_order(producer, name):
-    _, expected, found = results(producer, name)
+    _, expected, rounded = results(producer, name)
 
-    assert bool(((expected - found).abs() <= FIVE_ROUNDINGS * expected.abs()).all())
+    assert bool(((expected - rounded).abs() <= FIVE_ROUNDINGS * expected.abs()).all())
 
 
 @pytest.mark.parametrize(("producer", "name"), cases(OTHER_STEP))
 def test_schemes_stay_within_a_step_where_libraries_divide_by_127_5(producer, name):
-    x, expected, found = results(producer, name)
+    x, expected, rounded = results(producer, name)
     largest = x.abs().amax(-1, keepdim=True) if name == "int8_token" else x.abs().amax()
 
-    assert not torch.equal(expected, found)
-    assert bool(((expected - found).abs() <= largest / 127).all())
+    assert not torch.equal(expected, rounded)
+    assert bool(((expected - rounded).abs() <= largest / 127).all())
 
 
 @pytest.mark.parametrize(("name", "size"), [("int8_token", 64), ("int4_token_narrow", 64), ("int4_token_narrow", 256)])
 def test_rotated_inputs_are_rounded_as_in_comfy_kitchen(name, size):
     golden = load_file(FOLDER / "comfy_kitchen.safetensors")
-    found = INPUT_SCHEMES[name](golden[f"rotated_{size}"], StoredInputScale())
+    rounded = INPUT_SCHEMES[name](golden[f"rotated_{size}"], StoredInputScale())
 
-    assert torch.equal(golden[f"{name}_rotated_{size}"], found)
+    assert torch.equal(golden[f"{name}_rotated_{size}"], rounded)
 
 
 def test_every_golden_file_states_its_producer():
@@ -113,6 +113,6 @@ def test_schemes_follow_their_rules(name, given, expected):
 @pytest.mark.parametrize("name", INPUT_SCHEMES)
 def test_zeros_stay_zeros_and_the_dtype_stays(name):
     stored = StoredInputScale(torch.tensor(0.5)) if INPUT_SCHEMES[name].is_static else StoredInputScale()
-    found = INPUT_SCHEMES[name](torch.zeros(2, 3, 40, dtype=torch.bfloat16), stored)
+    rounded = INPUT_SCHEMES[name](torch.zeros(2, 3, 40, dtype=torch.bfloat16), stored)
 
-    assert (torch.bfloat16, 0) == (found.dtype, int(found.count_nonzero()))
+    assert (torch.bfloat16, 0) == (rounded.dtype, int(rounded.count_nonzero()))

@@ -66,9 +66,9 @@ def _type(kind):
 @pytest.mark.parametrize("case", VALUES)
 def test_values_equal_the_library_bit_by_bit(case):
     recipe, _, _ = case.partition(" ")
-    found = {name: digest(fake_quantize(WEIGHTS[name], recipe)) for name in VALUES[case]}
+    digests = {name: digest(fake_quantize(WEIGHTS[name], recipe)) for name in VALUES[case]}
 
-    assert VALUES[case] == found
+    assert VALUES[case] == digests
 
 
 class TestKTypes:
@@ -129,12 +129,12 @@ def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
 def test_most_values_equal_the_real_writer_with_importance(kind):
     """The golden file holds a weight's first rows by llama-quantize --imatrix; its compiler may fuse operations."""
     golden = load(lzma.decompress((GOLDEN / "with_importance.safetensors.xz").read_bytes()))
-    x, theirs, own = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
+    x, theirs, ggml_type = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
     encoder = parse_recipe(f"gguf_{kind}").encoder
     [codes] = encoder.list_tensors(Source(*x.shape, "F32"))
     raw = torch.empty(_count_bytes(codes.dtype, codes.shape), dtype=torch.uint8)
     encoder.encode(x, 0, (), raw, golden["importance"])
-    ours = torch.from_numpy(gguf.quants.dequantize(raw.view(len(x), -1).numpy(), own)).view(x.shape)
+    ours = torch.from_numpy(gguf.quants.dequantize(raw.view(len(x), -1).numpy(), ggml_type)).view(x.shape)
 
     assert (ours == theirs).float().mean() > 0.95
     assert abs(snr(x, theirs) - snr(x, ours)) < 0.01
@@ -261,7 +261,7 @@ class TestCandidate:
             chosen, left = choose_weights(checkpoint, LayerSelection())
 
         assert ["c.weight"] == chosen
-        assert {"lm_head.weight", "a.conv1d.weight", "b.weight"} == {one.name for one in left}
+        assert {"lm_head.weight", "a.conv1d.weight", "b.weight"} == {skipped.name for skipped in left}
 
     @pytest.mark.parametrize(
         ("patterns", "chosen"),
@@ -341,7 +341,7 @@ class TestCalibration:
         whole, scales = quantize_tensor(x, "int4_g32:asym"), calibrate(x, "int4_g32:asym")
 
         assert ["weight_scale", "weight_zero_point", "weight_shape"] == list(scales)
-        assert all(torch.equal(whole[name], found) for name, found in scales.items())
+        assert all(torch.equal(whole[name], tensor) for name, tensor in scales.items())
         assert {} == calibrate(x, "gguf_q8_0")
 
     def test_mse_never_has_more_error_and_percentiles_clip(self):
@@ -383,8 +383,8 @@ class TestNames:
             ("fp8_row:bits=3", "unknown option bits"),
         ],
     )
-    def test_invalid_recipe_name_is_an_error(self, name, told):
-        with pytest.raises(UsageError, match=told):
+    def test_invalid_recipe_name_is_an_error(self, name, message):
+        with pytest.raises(UsageError, match=message):
             parse_recipes([name])
 
 
@@ -411,10 +411,10 @@ class TestTensors:
 class TestSweep:
     def test_sweep_ranks_recipes_with_the_gain_from_each_choice(self, original):
         checkpoint, _ = original
-        found = quanterr.sweep(checkpoint, ["int{4,8}_g64,int4_g32,fp8_row"], device="cpu")
+        ranking = quanterr.sweep(checkpoint, ["int{4,8}_g64,int4_g32,fp8_row"], device="cpu")
 
-        assert ["int8_g64", "fp8_row", "int4_g32", "int4_g64"] == [candidate.name for candidate in found.candidates]
-        gains = {(gain.what, gain.instead_of, gain.candidate): gain.snr_gain_db for gain in found.gains}
+        assert ["int8_g64", "fp8_row", "int4_g32", "int4_g64"] == [candidate.name for candidate in ranking.candidates]
+        gains = {(gain.what, gain.instead_of, gain.candidate): gain.snr_gain_db for gain in ranking.gains}
         assert {("bits", "int4_g64", "int8_g64"), ("finer scales", "int4_g64", "int4_g32")} == gains.keys()
         assert 23 < gains["bits", "int4_g64", "int8_g64"] < 26  # 6.02 dB a bit in theory
         assert 0.3 < gains["finer scales", "int4_g64", "int4_g32"] < 2
@@ -425,9 +425,9 @@ class TestSweep:
             name: fake_quantize(tensor, "int8_row") if "proj" in name else tensor for name, tensor in tensors.items()
         }
         path = store(tmp_path / "mine.safetensors", values)
-        found = quanterr.rank(checkpoint, [path], against=["int8_row", "int4_g128"], device="cpu")
+        ranking = quanterr.rank(checkpoint, [path], against=["int8_row", "int4_g128"], device="cpu")
 
-        mine, row, *_ = sorted(found.candidates, key=lambda candidate: -candidate.snr_db)
+        mine, row, *_ = sorted(ranking.candidates, key=lambda candidate: -candidate.snr_db)
         assert {"mine.safetensors", "int8_row"} == {mine.name, row.name}
         assert abs(mine.snr_db - row.snr_db) < 0.2  # one is rounded to bfloat16
 
@@ -435,8 +435,8 @@ class TestSweep:
         path = store(
             tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40), "a.down_proj.weight": numbers(8, 64)}
         )
-        found = quanterr.sweep(path, ["int4_g8"], layers=["up_proj"], device="cpu")
-        assert ["a.up_proj.weight"] == [layer.layer_name for layer in found.layers]
+        ranking = quanterr.sweep(path, ["int4_g8"], layers=["up_proj"], device="cpu")
+        assert ["a.up_proj.weight"] == [layer.layer_name for layer in ranking.layers]
 
         some = quanterr.sweep(path, ["int4_g32"], device="cpu").candidates[0]
         assert ["left_unquantized"] == [finding.code for finding in some.findings]
@@ -457,9 +457,9 @@ class TestSweep:
         """Rows of 256 fill its blocks; rows of 96 get the values that gguf writes for the other type."""
         x = {"a.up_proj.weight": numbers(8, 256).float(), "a.down_proj.weight": numbers(8, 96, seed=1).float()}
         path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{kind}"
-        found, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))
-        [falling], [strict] = found.candidates, left.candidates
-        choices = {layer.layer_name: layer.choices[0] for layer in found.layers}
+        ranking, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))
+        [falling], [strict] = ranking.candidates, left.candidates
+        choices = {layer.layer_name: layer.choices[0] for layer in ranking.layers}
         whole, other = choices["a.up_proj.weight"], choices["a.down_proj.weight"]
 
         quants, values = getattr(gguf.GGMLQuantizationType, fallback), x["a.down_proj.weight"].numpy()
@@ -469,7 +469,7 @@ class TestSweep:
         assert {recipe: 1, f"gguf_{fallback.lower()}": 1} == falling.formats
         assert ["fallback_recipe"] == [finding.code for finding in falling.findings]
         assert f"stored as gguf_{fallback.lower()}" in falling.findings[0].message
-        assert falling.findings[0].message in " ".join(map(str, found.view(0).summary))
+        assert falling.findings[0].message in " ".join(map(str, ranking.view(0).summary))
         assert ["left_unquantized"] == [finding.code for finding in strict.findings]
         assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(kind)][1] // 256
 

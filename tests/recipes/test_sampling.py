@@ -153,13 +153,13 @@ def test_nan_is_an_error(tmp_path):
 
 def test_command_shows_margins_and_calls_the_result_an_estimate(original, tmp_path):
     done = call("sweep", "-v", original, "--to", "int8_row,int4_g32", "--sample", "20%", "-o", tmp_path / "s.json")
-    found = json.loads((tmp_path / "s.json").read_text())
+    document = json.loads((tmp_path / "s.json").read_text())
 
     assert Status.OK == done.returncode, done.stderr
     assert " ± " in done.stdout
     assert "; estimated from 20 % of the rows\n" in done.stdout
-    assert 0.2 == found["sample"]
-    assert all(candidate["snr_db_margin"] > 0 for candidate in found["candidates"])
+    assert 0.2 == document["sample"]
+    assert all(candidate["snr_db_margin"] > 0 for candidate in document["candidates"])
 
 
 def test_rules_are_refused_in_the_library_too(original):
@@ -175,8 +175,8 @@ def test_rules_are_refused_in_the_library_too(original):
         (("--device", "cuda"), "a sample is measured on the CPU"),
     ],
 )
-def test_options_that_need_all_rows_are_refused(original, words, told):
+def test_options_that_need_all_rows_are_refused(original, words, message):
     done = call("sweep", original, "--sample", "20%", *words)
 
     assert Status.USAGE == done.returncode
-    assert told in done.stderr
+    assert message in done.stderr

@@ -27,7 +27,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def studies(original):
-    return {one.candidate: one for one in quanterr.sweep(original[0], RECIPES, study=True, device="cpu").studies}
+    return {study.candidate: study for study in quanterr.sweep(original[0], RECIPES, study=True, device="cpu").studies}
 
 
 def noise(x, recipe):
@@ -49,8 +49,8 @@ def test_scale_study_equals_stretched_and_shrunk_scales(original, studies):
     _, x = original
     scale = x.abs().amax(1, keepdim=True) / 127
     for changed in studies["int8_row"].scales:
-        own = scale * (1 + changed.percent / 100)
-        error = (x / own).round().clamp(-127, 127) * own - x
+        changed_scale = scale * (1 + changed.percent / 100)
+        error = (x / changed_scale).round().clamp(-127, 127) * changed_scale - x
         expected = 10 * log10(noise(x, "int8_row") / float(error.double().square().sum()))
         assert pytest.approx(expected, abs=1e-3) == changed.gain_db
     assert {None} == {changed.gain_db for changed in studies["gguf_q4_0"].scales}
@@ -62,27 +62,31 @@ def test_sweep_has_no_studies_without_the_option(original):
 
 def test_command_shows_and_stores_studies(original, tmp_path):
     done = call("sweep", "-v", original[0], "--to", "int8_row,gguf_q4_0", "--study", "-o", tmp_path / "s.json")
-    found = json.loads((tmp_path / "s.json").read_text())
+    document = json.loads((tmp_path / "s.json").read_text())
 
     assert Status.OK == done.returncode, done.stderr
     assert "dB gained by keeping outliers unquantized and by other scales" in done.stdout
     assert "scale -10 %" in done.stdout
-    assert ["int8_row", "gguf_q4_0"] == [one["candidate"] for one in found["studies"]]
-    assert torch.tensor([c["gain_db"] for c in found["studies"][0]["scales"]]).isfinite().all()
+    assert ["int8_row", "gguf_q4_0"] == [study["candidate"] for study in document["studies"]]
+    assert torch.tensor([c["gain_db"] for c in document["studies"][0]["scales"]]).isfinite().all()
 
 
 def test_bandwidth_bounds_tokens_per_second_for_each_recipe(original, tmp_path):
     words = ("sweep", "-v", original[0], "--to", "int8_row,int4_g32", "--hardware", "900GB/s")
     done = call(*words, "-o", tmp_path / "s.json")
-    found = {one["name"]: one for one in json.loads((tmp_path / "s.json").read_text())["candidates"]}
-    sizes = {name: quanterr_bytes(name) for name in found}
+    candidates = {
+        candidate["name"]: candidate for candidate in json.loads((tmp_path / "s.json").read_text())["candidates"]
+    }
+    sizes = {name: quanterr_bytes(name) for name in candidates}
 
     assert "max. tokens/s" in done.stdout
-    for name, one in found.items():
-        assert pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == one["tokens_per_second"]  # including the norm
+    for name, candidate in candidates.items():
+        assert (
+            pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == candidate["tokens_per_second"]
+        )  # including the norm
     ranking = quanterr.sweep(original[0], ["int8_row", "int4_g32"], hardware="900GB/s", device="cpu")
     assert {c.name: c.tokens_per_second for c in ranking.candidates} == {
-        name: one["tokens_per_second"] for name, one in found.items()
+        name: candidate["tokens_per_second"] for name, candidate in candidates.items()
     }
     refused = call("sweep", original[0], "--hardware", "H1000")
     assert (Status.USAGE, True) == (refused.returncode, "did you mean H100?" in refused.stderr)

@@ -44,11 +44,11 @@ def test_row_scales_help_rows_and_not_columns():
 
 def test_command_prints_a_table_or_json():
     words = ("bench-formats", "--to", "fp8_row,nf4", "--rows", 16, "--columns", 64)
-    table, found = call(*words), json.loads(call(*words, "--json").stdout)
+    table, document = call(*words), json.loads(call(*words, "--json").stdout)
 
     assert Status.OK == table.returncode
     assert all(word in table.stdout for word in ("fp8_row", "nf4", *WEIGHTS))
-    assert ("quanterr.bench_formats", 10) == (found["schema"], len(found["rows"]))
+    assert ("quanterr.bench_formats", 10) == (document["schema"], len(document["rows"]))
     assert Status.USAGE == call("bench-formats", "--to", "int4_g128", "--columns", 64).returncode
 
 

@@ -41,7 +41,7 @@ def report_of(folder, x, codes, unit):
     return quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
 
 
-def told(report):
+def findings_by_code(report):
     return {finding.code: finding for finding in report.findings}
 
 
@@ -77,7 +77,7 @@ class TestOneWeight:
         wrong = report_of(tmp_path, x, codes, unit * signs)
 
         assert (0.0, []) == (right.layers[0].excess_db, right.findings)
-        assert "scale_negative" in told(wrong)
+        assert "scale_negative" in findings_by_code(wrong)
 
     @pytest.mark.parametrize("scale", ["row", "tensor"])
     def test_column_that_dominates_the_scales_is_named(self, tmp_path, x, scale):
@@ -85,15 +85,15 @@ class TestOneWeight:
         unit = x.abs().amax(1, keepdim=True) / 127
         unit = unit if scale == "row" else unit.amax().view(1)
         report = report_of(tmp_path, x, (x / unit).round().to(torch.int8), unit)
-        found = told(report)["outlier_column"]
+        finding = findings_by_code(report)["outlier_column"]
         rest = x.clone()
         rest[:, 17] = 0
         finer = rest.abs().amax(1, keepdim=True) / 127 if scale == "row" else rest.abs().amax() / 127
         e = (rest / finer).round() * finer - rest
         true = 10 * math.log10(float(rest.square().sum() / e.square().sum()))
 
-        assert ("info", 17) == (found.severity, found.evidence["column"])
-        assert found.evidence["snr_db_without"] == pytest.approx(true, abs=spread_db(x.numel()))
+        assert ("info", 17) == (finding.severity, finding.evidence["column"])
+        assert finding.evidence["snr_db_without"] == pytest.approx(true, abs=spread_db(x.numel()))
         assert "pass" == report.verdict
 
     @pytest.mark.parametrize("scale", ["row", "tensor"])
@@ -102,15 +102,15 @@ class TestOneWeight:
         x[:, [17, 40, 300]] *= 40
         unit = x.abs().amax(1, keepdim=True) / 127
         unit = unit if scale == "row" else unit.amax().view(1)
-        found = told(report_of(tmp_path, x, (x / unit).round().to(torch.int8), unit))["outlier_column"]
+        finding = findings_by_code(report_of(tmp_path, x, (x / unit).round().to(torch.int8), unit))["outlier_column"]
         rest = x.clone()
         rest[:, [17, 40, 300]] = 0
         finer = rest.abs().amax(1, keepdim=True) / 127 if scale == "row" else rest.abs().amax() / 127
         e = (rest / finer).round() * finer - rest
         true = 10 * math.log10(float(rest.square().sum() / e.square().sum()))
 
-        assert [17, 40, 300] == found.evidence["columns"]
-        assert found.evidence["snr_db_without"] == pytest.approx(true, abs=spread_db(x.numel()))
+        assert [17, 40, 300] == finding.evidence["columns"]
+        assert finding.evidence["snr_db_without"] == pytest.approx(true, abs=spread_db(x.numel()))
 
     @pytest.mark.parametrize(("rows", "share"), [(448, 0.57), (256, 0.33)])
     def test_outlier_columns_in_one_fused_part_are_named(self, tmp_path, rows, share):
@@ -118,16 +118,16 @@ class TestOneWeight:
         x = numbers(784 if share > 0.5 else 768, 1024).float()
         columns = [5, 99, 300, 301, 640, 1000]
         x[-rows:, columns] *= 40
-        found = told(report_of(tmp_path, x, *by_row(x)))["outlier_column"]
+        finding = findings_by_code(report_of(tmp_path, x, *by_row(x)))["outlier_column"]
 
-        assert columns == found.evidence["columns"]
-        first, last = re.search(r"between rows (\d+) and (\d+)", found.message).groups()
+        assert columns == finding.evidence["columns"]
+        first, last = re.search(r"between rows (\d+) and (\d+)", finding.message).groups()
         step = len(x) // 32  # rows are read at 32 places
         assert 0 <= int(first) - (len(x) - rows) < step
         assert 0 <= len(x) - 1 - int(last) < step
 
     def test_weight_without_outliers_names_no_column(self, tmp_path, x):
-        assert "outlier_column" not in told(report_of(tmp_path, x, *by_row(x, bits=4)))
+        assert "outlier_column" not in findings_by_code(report_of(tmp_path, x, *by_row(x, bits=4)))
 
     def test_clipped_values_exceed_the_range_by_more_than_half_a_step(self, tmp_path, x):
         codes, unit = by_row(x, scale=0.5)
@@ -135,37 +135,37 @@ class TestOneWeight:
         expected = 100 * float(((x / unit > 127.5) | (x / unit < -128.5)).double().mean())
 
         assert report.layers[0].clipped_pct == pytest.approx(expected)
-        assert "larger values are clipped" in told(report)["scale_loss"].message
+        assert "larger values are clipped" in findings_by_code(report)["scale_loss"].message
         assert 0.0 == report.layers[0].excess_db
 
     def test_eight_bits_at_thirteen_decibels_are_an_error(self, tmp_path, x):
         codes, unit = by_row(x, bits=4, scale=1.0)
         report = report_of(tmp_path, x, (codes.int() * 18).to(torch.int8), unit / 18)
-        found = told(report)["excess_error"]
+        finding = findings_by_code(report)["excess_error"]
 
-        assert ("error", "inconclusive") == (found.severity, report.verdict)
-        assert found.evidence["excess_db"] > 8
+        assert ("error", "inconclusive") == (finding.severity, report.verdict)
+        assert finding.evidence["excess_db"] > 8
 
     def test_truncation_costs_six_decibels_and_is_a_warning(self, tmp_path, x):
         unit = x.abs().amax(1, keepdim=True) / 127
         report = report_of(tmp_path, x, (x / unit).trunc().to(torch.int8), unit)
-        found = told(report)["excess_error"]
+        finding = findings_by_code(report)["excess_error"]
 
-        assert "warning" == found.severity
-        assert found.evidence["excess_db"] == pytest.approx(6, abs=0.3)
-        assert "one of the two next to its value: truncated" in found.message
+        assert "warning" == finding.severity
+        assert finding.evidence["excess_db"] == pytest.approx(6, abs=0.3)
+        assert "one of the two next to its value: truncated" in finding.message
 
     def test_digits_do_not_depend_on_threads(self, tmp_path, monkeypatch):
         wide = numbers(2048, 512, seed=5).float()
         codes, unit = by_row(wide)
         codes[5] += 3
-        found = set()
+        results = set()
         for cores in (1, 2, 3):
             monkeypatch.setattr("quanterr.comparison.devices.usable_cores", lambda n=cores: n)
             layer = report_of(tmp_path, wide, codes, unit).layers[0]
-            found.add((layer.attainable_snr_db, layer.excess_db, layer.off_code_pct))
+            results.add((layer.attainable_snr_db, layer.excess_db, layer.off_code_pct))
 
-        assert 1 == len(found)
+        assert 1 == len(results)
 
     def test_codebook_has_no_attainable_snr(self, tmp_path):
         report = quanterr.compare(
@@ -181,52 +181,52 @@ class TestParts:
     def test_zero_columns_are_an_error(self, tmp_path, x):
         codes, unit = by_row(x)
         codes[:, 252:] = 0
-        found = told(report_of(tmp_path, x, codes, unit))["excess_error"]
+        finding = findings_by_code(report_of(tmp_path, x, codes, unit))["excess_error"]
 
-        assert "error" == found.severity
-        assert "4 sampled columns (252 to 255)" in found.message
-        assert "all zero" in found.message
+        assert "error" == finding.severity
+        assert "4 sampled columns (252 to 255)" in finding.message
+        assert "all zero" in finding.message
 
     def test_row_with_an_excessive_scale_is_named(self, tmp_path, x):
         codes, unit = by_row(x, 4)
         unit[9] *= 1.3
-        found = told(report_of(tmp_path, x, codes, unit))["excess_rows"]
+        finding = findings_by_code(report_of(tmp_path, x, codes, unit))["excess_rows"]
 
-        assert "1 sampled row (9)" in found.message
-        assert "1.28 times the original's" in found.message
+        assert "1 sampled row (9)" in finding.message
+        assert "1.28 times the original's" in finding.message
 
     def test_scales_that_fit_each_value_allow_exact_values(self, tmp_path, x):
         codes, unit = by_row(x)
         exact = codes * unit
         codes[9] = codes[9].flip(0)
-        found = told(report_of(tmp_path, exact, codes, unit))["excess_rows"]
+        finding = findings_by_code(report_of(tmp_path, exact, codes, unit))["excess_rows"]
 
-        assert "their scales allow exact values" in found.message
+        assert "their scales allow exact values" in finding.message
 
     def test_damaged_block_in_a_row_is_named(self, tmp_path, x):
         codes, unit = by_row(x)
         codes[20, 64:128] += 1
-        found = told(report_of(tmp_path, x, codes, unit))["excess_blocks"]
+        finding = findings_by_code(report_of(tmp_path, x, codes, unit))["excess_blocks"]
 
-        assert "1 block of 64 columns, the worst at row 20, columns 64 to 127" in found.message
+        assert "1 block of 64 columns, the worst at row 20, columns 64 to 127" in finding.message
 
     def test_bad_row_outside_the_sample_is_found(self, tmp_path):
         large = numbers(1024, 256, seed=4).float()
         codes, unit = by_row(large)
         row = next(n for n in range(300, 1024) if not any(c.row <= n < c.stop_row for c in sample_chunks((1024, 256))))
         codes[row] += 5
-        found = told(report_of(tmp_path, large, codes, unit))["excess_rows"]
+        finding = findings_by_code(report_of(tmp_path, large, codes, unit))["excess_rows"]
 
-        assert f"({row})" in found.message
+        assert f"({row})" in finding.message
 
     def test_zero_rows_are_all_counted(self, tmp_path):
         large = numbers(1024, 256, seed=4).float()
         codes, unit = by_row(large)
         codes[::10] = 0
-        found = told(report_of(tmp_path, large, codes, unit))["dead_rows"]
+        finding = findings_by_code(report_of(tmp_path, large, codes, unit))["dead_rows"]
 
-        assert 103 == found.evidence["number"]
-        assert "103 rows of zeros" in found.message
+        assert 103 == finding.evidence["number"]
+        assert "103 rows of zeros" in finding.message
 
 
 class TestCleared:
@@ -251,24 +251,24 @@ class TestCleared:
         report = report_of(tmp_path, unusual, *by_row(unusual, bits))
 
         assert [] == [finding.message for finding in report.findings if finding.severity == "error"]
-        assert "scale_factor" not in told(report)
+        assert "scale_factor" not in findings_by_code(report)
         assert "pass" == report.verdict
 
     @pytest.mark.parametrize("kind", ["positive", "very sparse"])
     def test_ternary_weights_need_no_smaller_scale_for_their_fourth_value(self, tmp_path, kind):
         report = unusual.compared(unusual.KINDS[kind](), tmp_path, None, "TQ2_0")
 
-        assert [] == [one.message for one in report.findings if one.severity != "info"]
+        assert [] == [finding.message for finding in report.findings if finding.severity != "info"]
 
     @pytest.mark.parametrize("kind", unusual.TYPES)
     def test_values_flushed_to_zero_by_gguf_are_reported(self, tmp_path, kind):
         """Where some coarse values are left, it is a warning."""
         report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
-        (found,) = report.findings
+        (finding,) = report.findings
         is_gone = report.layers[0].snr_db < 3
 
-        assert "underflow" == found.code
-        assert (("inconclusive", "error") if is_gone else ("pass", "warning")) == (report.verdict, found.severity)
+        assert "underflow" == finding.code
+        assert (("inconclusive", "error") if is_gone else ("pass", "warning")) == (report.verdict, finding.severity)
         assert is_gone or kind == "Q8_0"
 
     @pytest.mark.parametrize("name", ["ternary", "signs", "constant"])
@@ -321,9 +321,9 @@ def test_every_layer_in_a_report_has_the_attainable_numbers(tmp_path, x):
 
 def test_many_similar_findings_become_one():
     many = [make_finding("clipped", "warning", f"w{n}", f"w{n}: clipped", clipped_pct=n) for n in range(9)]
-    (found,) = merge_excess(many)
+    (finding,) = merge_excess(many)
 
-    assert ("clipped", None, 9) == (found.code, found.layer, len(found.evidence["layers"]))
+    assert ("clipped", None, 9) == (finding.code, finding.layer, len(finding.evidence["layers"]))
 
 
 @pytest.mark.parametrize("code", ["excess_error", "excess_rows"])
@@ -338,9 +338,11 @@ class TestTooGood:
     def test_original_made_from_the_codes_is_a_warning(self, tmp_path):
         x = numbers(64, 256, seed=3).float()
         codes, unit = by_row(x)
-        found = told(report_of(tmp_path, (codes * unit).bfloat16().float(), codes, unit))["lossless_codes"]
+        finding = findings_by_code(report_of(tmp_path, (codes * unit).bfloat16().float(), codes, unit))[
+            "lossless_codes"
+        ]
 
-        assert ("warning", [NAME]) == (found.severity, found.evidence["layers"])
+        assert ("warning", [NAME]) == (finding.severity, finding.evidence["layers"])
 
     def test_exact_weight_among_rounded_ones_is_a_warning(self, tmp_path):
         x = {f"layers.{n}.mlp.up_proj.weight": numbers(64, 256, seed=n).float() for n in range(2)}
@@ -353,21 +355,21 @@ class TestTooGood:
         save_file(y, tmp_path / "y.safetensors")
         report = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu")
 
-        assert [first] == told(report)["lossless_codes"].evidence["layers"]
+        assert [first] == findings_by_code(report)["lossless_codes"].evidence["layers"]
 
     @pytest.mark.parametrize("values", [3, 17])
     def test_few_distinct_values_are_exact_in_many_formats(self, tmp_path, values):
         x = (numbers(64, 256, seed=3).float() * values).round().clamp(-(values // 2), values // 2)
 
-        found = told(report_of(tmp_path, x, *by_row(x)))
+        findings = findings_by_code(report_of(tmp_path, x, *by_row(x)))
 
-        assert "lossless_codes" not in found or "layers" not in found["lossless_codes"].evidence
+        assert "lossless_codes" not in findings or "layers" not in findings["lossless_codes"].evidence
 
     def test_sparse_weights_are_not_called_lossless(self, tmp_path):
         x = numbers(64, 256, seed=3).float()
         x *= torch.rand(x.shape, generator=torch.Generator().manual_seed(2)) < 0.03
 
-        assert "lossless_codes" not in told(report_of(tmp_path, x, *by_row(x)))
+        assert "lossless_codes" not in findings_by_code(report_of(tmp_path, x, *by_row(x)))
 
 
 class TestExperts:
@@ -389,16 +391,18 @@ class TestExperts:
     @pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 0, 2, 3)], ids=["exchanged", "doubled"])
     def test_swapped_experts_are_named(self, tmp_path, order):
         names, report = self.stored(tmp_path, order)
-        found = {one.layer: one.evidence["weight"] for one in report.findings if one.code == "swapped_weight"}
+        swapped = {
+            finding.layer: finding.evidence["weight"] for finding in report.findings if finding.code == "swapped_weight"
+        }
 
-        assert {names[n]: names[other] for n, other in enumerate(order) if n != other} == found
+        assert {names[n]: names[other] for n, other in enumerate(order) if n != other} == swapped
         assert "inconclusive" == report.verdict
 
     def test_experts_in_their_own_places_pass(self, tmp_path):
         _, report = self.stored(tmp_path, (0, 1, 2, 3))
 
         assert "pass" == report.verdict
-        assert [] == [one.message for one in report.findings if one.severity != "info"]
+        assert [] == [finding.message for finding in report.findings if finding.severity != "info"]
 
 
 def test_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
@@ -414,7 +418,9 @@ def test_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
     report = report_of(tmp_path, wide, codes, unit)
 
     assert report.layers[0].attainable_snr_db == pytest.approx(40, abs=1)
-    assert f"columns {MAX_ROW_COLUMNS + 64} to {MAX_ROW_COLUMNS + 127}" in told(report)["excess_error"].message
+    assert (
+        f"columns {MAX_ROW_COLUMNS + 64} to {MAX_ROW_COLUMNS + 127}" in findings_by_code(report)["excess_error"].message
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])
@@ -427,9 +433,9 @@ def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name
     writer = gguf.GGUFWriter(str(tmp_path / "q.gguf"), "llama")
     writer.add_tensor("blk.0.ffn_up.weight", gguf.quantize(x.numpy(), kind), raw_dtype=kind)
     finish(writer)
-    found = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "q.gguf").findings
+    findings = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "q.gguf").findings
 
-    assert not [one for one in found if one.severity != "info"]
+    assert not [finding for finding in findings if finding.severity != "info"]
 
 
 @pytest.mark.usefixtures("compiled_kernel")
@@ -470,7 +476,7 @@ class TestKernelMeasuresSamples:
         assert len({layer.scale_loss_db for layer in by_torch.layers}) > len(changes)
         for by_kernel in others:
             self.check_equal(by_kernel, by_torch, cols)
-            assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
+            assert [finding.code for finding in by_kernel.findings] == [finding.code for finding in by_torch.findings]
 
     @pytest.mark.session
     @pytest.mark.parametrize(
@@ -505,12 +511,12 @@ class TestKernelMeasuresSamples:
             y |= {f"{n}.{name}": tensor.clone() for name, tensor in stored.items()}
         save_file(x, tmp_path / "x.safetensors")
         quantized = store(tmp_path / "y", y, config=config_of(recipe))
-        told = [
-            [(one.code, one.layer) for one in report.findings]
+        findings_by_code = [
+            [(finding.code, finding.layer) for finding in report.findings]
             for report in self.reports(monkeypatch, tmp_path / "x.safetensors", quantized)
         ]
 
-        assert told[1:] == told[:1] * 2
+        assert findings_by_code[1:] == findings_by_code[:1] * 2
 
     def test_kernel_finds_scale_losses_outside_the_sample(self, tmp_path, monkeypatch):
         """Codes have a single zero point, and so does the good scale derived for them."""
@@ -524,13 +530,13 @@ class TestKernelMeasuresSamples:
             y |= {f"{n}.weight_scale": scale, f"{n}.weight_shape": torch.tensor([300, 128])}
         save_file(x, tmp_path / "x.safetensors")
         quantized = store(tmp_path / "y", y, config=config_of("int4_g32"))
-        told = [
-            [(one.code, one.layer, one.message) for one in report.findings]
+        findings_by_code = [
+            [(finding.code, finding.layer, finding.message) for finding in report.findings]
             for report in self.reports(monkeypatch, tmp_path / "x.safetensors", quantized, all_sound=True)
         ]
 
-        assert ["scale_loss"] == [code for code, *_ in told[0]]
-        assert told[1:] == told[:1] * 2
+        assert ["scale_loss"] == [code for code, *_ in findings_by_code[0]]
+        assert findings_by_code[1:] == findings_by_code[:1] * 2
 
     @pytest.mark.session
     @pytest.mark.parametrize("size", [64, 256])
@@ -542,16 +548,16 @@ class TestKernelMeasuresSamples:
             turned = rotate(size, values.clone(), Workspace(torch.device("cpu")))
             unit = turned.abs().amax(1, keepdim=True) / 127
             codes = (turned / unit).round().to(torch.int8)
-            said = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": size}
+            declared = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": size}
             y[f"{name}.weight"] = codes.roll(1, 1) if name == "moved" else codes
-            y |= {f"{name}.weight_scale": unit, f"{name}.comfy_quant": label(**said)}
+            y |= {f"{name}.weight_scale": unit, f"{name}.comfy_quant": label(**declared)}
         save_file(x, tmp_path / "x.safetensors")
         save_file(y, tmp_path / "y.safetensors")
         by_torch, *others = self.reports(monkeypatch, tmp_path / "x.safetensors", tmp_path / "y.safetensors")
 
         for by_kernel in others:
             self.check_equal(by_kernel, by_torch, 256)
-            assert [one.code for one in by_kernel.findings] == [one.code for one in by_torch.findings]
+            assert [finding.code for finding in by_kernel.findings] == [finding.code for finding in by_torch.findings]
 
     def reports(self, monkeypatch, *files, all_sound=False, from_values=True):
         """Return reports with samples measured by torch, by the kernel during the run, and from their values."""
@@ -563,22 +569,22 @@ class TestKernelMeasuresSamples:
 
         with monkeypatch.context() as patch:
             patch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
-            found = [quanterr.compare(*files, device="cpu")]
+            reports_by_kernel = [quanterr.compare(*files, device="cpu")]
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", finish_measured)
         for prepare in (prepare_sample, lambda *_: None) if from_values else (prepare_sample,):
             measured.clear()
             monkeypatch.setattr("quanterr.samples.kept_rows.prepare_sample", prepare)
-            found.append(quanterr.compare(*files, device="cpu"))
+            reports_by_kernel.append(quanterr.compare(*files, device="cpu"))
             assert any(measured)
             assert all(measured) == all_sound
-        return found
+        return reports_by_kernel
 
     def check_equal(self, report, other, cols):
         close = 2 * (cols + 8) * 2**-24 * 10 / math.log(10)  # dB: two float32 sums of a row, each rounded thrice
-        for one, like in zip(report.layers, other.layers, strict=True):
+        for layer, other_layer in zip(report.layers, other.layers, strict=True):
             for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "off_code_pct", "clipped_pct"):
-                assert getattr(one, name) == pytest.approx(getattr(like, name), rel=0, abs=close), (
-                    one.layer_name,
+                assert getattr(layer, name) == pytest.approx(getattr(other_layer, name), rel=0, abs=close), (
+                    layer.layer_name,
                     name,
                 )
 
@@ -591,6 +597,6 @@ def test_ternary_code_with_a_fourth_value_is_reported(tmp_path, x):
     save_file({NAME: x}, tmp_path / "x.safetensors")
     packed = planes[0] | planes[1] << 2 | planes[2] << 4 | planes[3] << 6
     save_file({NAME: packed, f"{NAME}_scale": 1 / scale.view(1)}, tmp_path / "y.safetensors")
-    found = told(quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu"))
+    findings = findings_by_code(quanterr.compare(tmp_path / "x.safetensors", tmp_path / "y.safetensors", device="cpu"))
 
-    assert "excess_error" in found
+    assert "excess_error" in findings

@@ -28,11 +28,11 @@ def original():
     return torch.tensor(w).bfloat16().double().numpy()
 
 
-def told(folder, x, stored):
+def findings_by_code(folder, x, stored):
     save_file({NAME: torch.from_numpy(x).bfloat16()}, folder / "x.safetensors")
     save_file(stored, folder / "y.safetensors")
     report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
-    return {found.code: found for found in report.findings if found.severity != "info"}
+    return {finding.code: finding for finding in report.findings if finding.severity != "info"}
 
 
 def by_group(x, change=lambda scales: None):
@@ -63,7 +63,7 @@ def by_tile(x, change=lambda scales: None):
 def test_sound_weight_raises_no_finding(tmp_path, monkeypatch, original, store, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
-    assert {} == told(tmp_path, original, store(original))
+    assert {} == findings_by_code(tmp_path, original, store(original))
 
 
 @pytest.mark.parametrize("row", [ROW, *range(203, 211)])  # outside and inside the sample
@@ -74,15 +74,15 @@ def test_group_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original,
     def change(scales):
         scales[row, 3] *= 16
 
-    found = told(tmp_path, original, by_group(original, change))
-    assert [row, 96] in found["scale_loss"].evidence["places"]
+    findings = findings_by_code(tmp_path, original, by_group(original, change))
+    assert [row, 96] in findings["scale_loss"].evidence["places"]
 
 
 def test_scales_with_more_error_than_zeros_are_an_error(tmp_path, original):
     def change(scales):
         scales *= 64
 
-    assert "error" == told(tmp_path, original, by_group(original, change))["scale_loss"].severity
+    assert "error" == findings_by_code(tmp_path, original, by_group(original, change))["scale_loss"].severity
 
 
 @pytest.mark.parametrize("tile", [(13, 3), (0, 15), (31, 15)])  # in the last tile, padding is not in the file
@@ -96,16 +96,16 @@ def test_tile_with_an_excessive_scale_is_found(tmp_path, monkeypatch, original, 
     def change(scales):
         scales[tile] *= 16
 
-    found = told(tmp_path, original, by_tile(original, change))["scale_loss"].evidence
-    assert [[32 * tile[0], 32 * tile[1]]] == found["places"]
-    assert found["worst_snr_db"] == pytest.approx(10 * np.log10((x * x).sum() / (e * e).sum()), abs=0.01)
+    evidence = findings_by_code(tmp_path, original, by_tile(original, change))["scale_loss"].evidence
+    assert [[32 * tile[0], 32 * tile[1]]] == evidence["places"]
+    assert evidence["worst_snr_db"] == pytest.approx(10 * np.log10((x * x).sum() / (e * e).sum()), abs=0.01)
 
 
 def test_row_with_a_zero_scale_is_found(tmp_path, original):
     def change(scales):
         scales[ROW] = 0
 
-    assert {"scale_zero", "dead_rows"} & told(tmp_path, original, by_group(original, change)).keys()
+    assert {"scale_zero", "dead_rows"} & findings_by_code(tmp_path, original, by_group(original, change)).keys()
 
 
 def by_range(x, row=None, times=1.0):
@@ -129,10 +129,10 @@ def by_range(x, row=None, times=1.0):
 @pytest.mark.parametrize("times", [1 / 8, 8])
 def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, times):
     """Excessive scales leave all groups of a row one zero point, which would be right for a weight with just one."""
-    found = told(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
+    finding = findings_by_code(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
 
-    assert "4 groups of 128, the worst at row 333" in found.message
-    assert found.evidence["scale_ratio"] == pytest.approx(times, rel=2**-8)  # BF16
+    assert "4 groups of 128, the worst at row 333" in finding.message
+    assert finding.evidence["scale_ratio"] == pytest.approx(times, rel=2**-8)  # BF16
 
 
 @pytest.mark.parametrize("times", [1.3, 1.6])
@@ -140,17 +140,17 @@ def test_row_with_its_own_factor_is_reported(tmp_path, original, times):
     """The codes are those of a sound file; only the scale differs."""
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= times
-    found = told(tmp_path, original, stored)["excess_rows"]
+    finding = findings_by_code(tmp_path, original, stored)["excess_rows"]
 
-    assert "1 sampled row (333): " in found.message
-    assert found.evidence["factor"] == pytest.approx(times, rel=0.02)  # rounding causes a share of the energy
+    assert "1 sampled row (333): " in finding.message
+    assert finding.evidence["factor"] == pytest.approx(times, rel=0.02)  # rounding causes a share of the energy
 
 
 def test_row_with_a_negligible_factor_is_silent(tmp_path, original):
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= 1.05
 
-    assert {} == told(tmp_path, original, stored)
+    assert {} == findings_by_code(tmp_path, original, stored)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -164,9 +164,11 @@ def test_damaged_group_is_found_in_a_row_with_a_dominant_outlier(tmp_path, monke
 
     stored = by_group(x)
     scales = by_group(x, change)[f"{NAME}_scale"]
-    found = told(tmp_path, x, stored | {f"{NAME}_scale": scales})  # the codes belong to the earlier scales
+    findings = findings_by_code(
+        tmp_path, x, stored | {f"{NAME}_scale": scales}
+    )  # the codes belong to the earlier scales
 
-    assert [[ROW, 64]] == found["excess_blocks"].evidence["places"]
+    assert [[ROW, 64]] == findings["excess_blocks"].evidence["places"]
 
 
 RECIPES = (
@@ -189,13 +191,15 @@ def test_float64_original_has_the_findings_of_the_same_values_in_float32(tmp_pat
     save_file({name: values.float() for name, values in originals.items()}, tmp_path / "narrow.safetensors")
     with open_checkpoint(tmp_path / "source.safetensors") as source:
         quantized, _ = mix_recipes(source, names, "quantized")
-        found = {
+        findings = {
             side: compare_each(tmp_path / f"{side}.safetensors", [quantized], CompareOptions(device="cpu"))[0].findings
             for side in ("wide", "narrow")
         }
 
-    wide, narrow = ([(one.code, one.severity, one.layer) for one in found[side]] for side in ("wide", "narrow"))
+    wide, narrow = (
+        [(finding.code, finding.severity, finding.layer) for finding in findings[side]] for side in ("wide", "narrow")
+    )
     assert wide == narrow
-    assert names.keys() <= {one.layer for one in found["wide"]} | {
-        layer for one in found["wide"] for layer in one.evidence.get("layers", ())
+    assert names.keys() <= {finding.layer for finding in findings["wide"]} | {
+        layer for finding in findings["wide"] for layer in finding.evidence.get("layers", ())
     }

@@ -75,7 +75,8 @@ def shifted(x, signed):
     codes = ((blocks / unit).round() + zero).clamp(-8, 7).view(len(x), -1, 8)
     of_zeros = zero.squeeze(2).t().reshape(-1, len(x) // 8, 8)
     packed, zeros = (
-        sum((one.long() + 8)[..., n] << 4 * n for n in range(8)).to(torch.int32) for one in (codes, of_zeros)
+        sum((codes_of_side.long() + 8)[..., n] << 4 * n for n in range(8)).to(torch.int32)
+        for codes_of_side in (codes, of_zeros)
     )
     stored = {f"{NAME}_packed": packed, f"{NAME}_scale": unit.squeeze(2), f"{NAME}_shape": torch.tensor(x.shape)}
     return stored | {f"{NAME}_zero_point": zeros.t().contiguous()}
@@ -87,7 +88,7 @@ def compared(folder, x, stored):
     return quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
 
 
-def told(report):
+def findings_by_code(report):
     return {finding.code: finding for finding in report.findings}
 
 
@@ -96,7 +97,9 @@ def test_zero_points_out_of_range_are_reported_instead_of_outliers(tmp_path, sig
     x = numbers(64, 256, seed=3).float()
     report = compared(tmp_path, x, shifted(x, signed))
 
-    assert ([] if signed else [("zero_points", "error")]) == [(one.code, one.severity) for one in report.findings]
+    assert ([] if signed else [("zero_points", "error")]) == [
+        (finding.code, finding.severity) for finding in report.findings
+    ]
     if not signed:
         assert "% of its codes are at the end of their range" in report.findings[0].message
         assert "zero points are out of the range of codes; they allow 3." in report.findings[0].message
@@ -112,7 +115,7 @@ class TestLevels:
         report = compared(tmp_path, x, write(x, 1.0)[0])
 
         assert report.layers[0].scale_loss_db < 1.0
-        assert "scale_loss" not in told(report)
+        assert "scale_loss" not in findings_by_code(report)
 
     @pytest.mark.parametrize("write", LEVELS)
     @pytest.mark.parametrize("times", [3.0, 8.0, 20.0])
@@ -122,34 +125,34 @@ class TestLevels:
         stored, y = write(x, times)
         lost = snr_db(x, write(x, 1.0)[1]) - snr_db(x, y)
         report = compared(tmp_path, x, stored)
-        layer, found = report.layers[0], told(report)["scale_loss"]
+        layer, finding = report.layers[0], findings_by_code(report)["scale_loss"]
 
         assert layer.scale_loss_db == pytest.approx(lost, abs=1.0)
         assert layer.format_snr_db == layer.attainable_snr_db + layer.scale_loss_db
         assert layer.avoidable_db == layer.scale_loss_db + layer.excess_db
-        assert ("error" if lost > 9 else "warning") == found.severity
-        assert found.evidence["scale_ratio"] == pytest.approx(times, rel=0.1)
+        assert ("error" if lost > 9 else "warning") == finding.severity
+        assert finding.evidence["scale_ratio"] == pytest.approx(times, rel=0.1)
 
     @pytest.mark.parametrize("write", LEVELS)
     def test_too_small_scales_clip(self, tmp_path, write):
         x = weight()
         report = compared(tmp_path, x, write(x, 0.3)[0])
 
-        assert "larger values are clipped" in told(report)["scale_loss"].message
-        assert "clipped" not in told(report)
+        assert "larger values are clipped" in findings_by_code(report)["scale_loss"].message
+        assert "clipped" not in findings_by_code(report)
 
     def test_used_bits_are_reported(self, tmp_path):
         x = weight()
         report = compared(tmp_path, x, by_row(x, 64.0)[0])
 
-        assert "codes use 2 of 8 bits: scales are 64" in told(report)["scale_loss"].message
+        assert "codes use 2 of 8 bits: scales are 64" in findings_by_code(report)["scale_loss"].message
         assert "inconclusive" == report.verdict
 
     @pytest.mark.parametrize(("times", "loses"), [(64.0, False), (2.0**16, True)])
     def test_floats_lose_no_accuracy_until_they_underflow(self, tmp_path, times, loses):
         x = weight()
 
-        assert loses == ("scale_loss" in told(compared(tmp_path, x, fp8(x, times)[0])))
+        assert loses == ("scale_loss" in findings_by_code(compared(tmp_path, x, fp8(x, times)[0])))
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
     def test_fewer_bits_in_whole_bytes_are_right(self, tmp_path, bits):
@@ -157,7 +160,7 @@ class TestLevels:
         x[::3] = 0
         stored, _ = by_row(x.where(x != 0, 1e-9), 127 / (2 ** (bits - 1) - 1))
 
-        assert "scale_loss" not in told(compared(tmp_path, x, stored))
+        assert "scale_loss" not in findings_by_code(compared(tmp_path, x, stored))
 
 
 class TestParts:
@@ -170,9 +173,9 @@ class TestParts:
         words = (codes + 8).view(64, -1, 8).long()
         packed = sum(words[:, :, n] << 4 * n for n in range(8)).to(torch.int32)
         stored = by_group(x, 1.0)[0] | {f"{NAME}_scale": scales, f"{NAME}_packed": packed}
-        found = told(compared(tmp_path, x, stored))["scale_loss"]
+        finding = findings_by_code(compared(tmp_path, x, stored))["scale_loss"]
 
-        assert ("warning", [[20, 96]]) == (found.severity, found.evidence["places"])
+        assert ("warning", [[20, 96]]) == (finding.severity, finding.evidence["places"])
 
     def test_bad_row_outside_the_sample_is_found(self, tmp_path):
         x = numbers(1024, 256, seed=4).float()
@@ -180,9 +183,9 @@ class TestParts:
         stored, _ = by_row(x, 1.0)
         stored[f"{NAME}_scale"][row] *= 16
         stored[NAME][row] = (x[row] / stored[f"{NAME}_scale"][row]).round().to(torch.int8)
-        found = told(compared(tmp_path, x, stored))["scale_loss"]
+        finding = findings_by_code(compared(tmp_path, x, stored))["scale_loss"]
 
-        assert ("warning", [[row, -1]]) == (found.severity, found.evidence["places"])
+        assert ("warning", [[row, -1]]) == (finding.severity, finding.evidence["places"])
 
     @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
     def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, kind):
@@ -194,10 +197,10 @@ class TestParts:
         save_file({"blk.0.ffn_up.weight": x}, tmp_path / "x.safetensors")
         stored = Stored("blk.0.ffn_up.weight", kind, tuple(x.shape), blocks.tobytes())
         y = write_gguf(tmp_path / "y.gguf", [stored], architecture("llama"))
-        found = told(quanterr.compare(tmp_path / "x.safetensors", y, device="cpu"))["scale_loss"]
+        finding = findings_by_code(quanterr.compare(tmp_path / "x.safetensors", y, device="cpu"))["scale_loss"]
 
-        assert ("warning", [[5, 512]]) == (found.severity, found.evidence["places"])
-        assert "scales are zero" in found.message
+        assert ("warning", [[5, 512]]) == (finding.severity, finding.evidence["places"])
+        assert "scales are zero" in finding.message
 
     @pytest.mark.parametrize("seed", range(100, 105))
     def test_scales_rounded_to_a_step_need_no_warning(self, tmp_path, seed):
@@ -209,7 +212,7 @@ class TestParts:
         y = write_gguf(tmp_path / "y.gguf", [stored], architecture("llama"))
         report = quanterr.compare(tmp_path / "x.safetensors", y, device="cpu")
 
-        assert [] == [one.message for one in report.findings if one.severity != "info"]
+        assert [] == [finding.message for finding in report.findings if finding.severity != "info"]
 
 
 class TestGroups:
@@ -230,9 +233,9 @@ class TestGroups:
         x = torch.rand(8, 32, generator=torch.Generator().manual_seed(1)) + torch.arange(8)[:, None] / 8 - 0.5
         levels, low = uniform(4), x.amin(1, keepdim=True).clamp(max=0)
         unit = (x.amax(1, keepdim=True) - low) / 15
-        found = measure_losses(levels, x, None, Scaling(2 * unit, low), ScaleGroups(1, 32))
+        losses = measure_losses(levels, x, None, Scaling(2 * unit, low), ScaleGroups(1, 32))
 
-        assert found.needed.flatten().tolist() == pytest.approx([0.5] * 8)
+        assert losses.needed.flatten().tolist() == pytest.approx([0.5] * 8)
 
     def test_zero_scales_do_not_affect_zero_points(self):
         """Zero is code 8 in all groups; where the scale is zero, no zero point can be read."""
@@ -240,10 +243,10 @@ class TestGroups:
         x[0] = 0.4 * x[0].abs()
         good = torch.maximum(x.amax(1) / 7, -x.amin(1) / 8)
         unit = good.index_fill(0, torch.tensor([5]), 0.0)[:, None]
-        found = measure_losses(uniform(4), x, None, Scaling(unit, -8 * unit), ScaleGroups(1, 32))
+        losses = measure_losses(uniform(4), x, None, Scaling(unit, -8 * unit), ScaleGroups(1, 32))
 
         # At most sixteen roundings of float32, including the codes of zero.
-        assert found.good.flatten().tolist() == pytest.approx(good.tolist(), rel=16 * 2**-24, abs=0)
+        assert losses.good.flatten().tolist() == pytest.approx(good.tolist(), rel=16 * 2**-24, abs=0)
 
     @pytest.mark.parametrize(("bits", "gains"), [(3, True), (8, False)])
     def test_scales_with_few_levels_are_searched(self, bits, gains):
@@ -252,41 +255,41 @@ class TestGroups:
         x[:, 0] = 4 * x.abs().amax(1)
         unit = x.abs().amax(1, keepdim=True) / top
         levels = Levels(0, 0, -top - 1.0, float(top))
-        found = measure_losses(levels, x, None, Scaling(unit), ScaleGroups(1, 256))
+        losses = measure_losses(levels, x, None, Scaling(unit), ScaleGroups(1, 256))
         candidates = torch.tensor([1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3])
         best = torch.stack(
             [((x / (f * unit)).round().clamp(-top - 1, top) * f * unit - x).square().sum(1) for f in candidates]
         ).amin(0)
 
-        assert gains == bool((found.good_sq[0, :, 0] < found.stored_sq[:, 0]).all())
-        assert not gains or found.good_sq[0, :, 0].tolist() == pytest.approx(best.tolist(), rel=1e-5)
+        assert gains == bool((losses.good_sq[0, :, 0] < losses.stored_sq[:, 0]).all())
+        assert not gains or losses.good_sq[0, :, 0].tolist() == pytest.approx(best.tolist(), rel=1e-5)
 
     def test_elements_without_a_code_do_not_count(self):
         x, pruned = numbers(8, 32, seed=5).float(), torch.arange(32) % 4 < 2
         unit = x.masked_fill(pruned, 0).abs().amax(1, keepdim=True).expand(8, 32) / 127
-        found = measure_losses(INT8, x, None, Scaling(unit.masked_fill(pruned, 0.0)), ScaleGroups(1, 32))
+        losses = measure_losses(INT8, x, None, Scaling(unit.masked_fill(pruned, 0.0)), ScaleGroups(1, 32))
 
-        assert found.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # one more code below zero
+        assert losses.needed.flatten().tolist() == pytest.approx([1.0] * 8, rel=1 / 127)  # one more code below zero
 
     def test_power_of_two_scales_are_compared_with_powers_of_two(self):
         x = numbers(8, 32, seed=6).float()
         unit = 2.0 ** (x.abs().amax(1, keepdim=True) / 448).log2().ceil()
-        found = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 32))
+        losses = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 32))
 
-        assert bool((found.stored_sq <= found.good_sq.amax(0) * (1 + 1e-6)).all())
+        assert bool((losses.stored_sq <= losses.good_sq.amax(0) * (1 + 1e-6)).all())
 
     def test_usual_error_of_floats_is_their_error(self):
         """Of values x between powers of two, the mean squared error is s²/12 at steps of s, s²/48 to s²/12 of x²."""
         x = numbers(64, 256, seed=6).float()
         unit = x.abs().amax(1, keepdim=True) / 440  # no rounding makes it too small
-        found = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 256))
+        losses = measure_losses(E4M3, x, None, Scaling(unit), ScaleGroups(1, 256))
         cast = (x / unit).to(torch.float8_e4m3fn).float() * unit
 
-        assert 0.5 < float(found.stored_sq.sum() / (cast - x).double().square().sum()) < 2
+        assert 0.5 < float(losses.stored_sq.sum() / (cast - x).double().square().sum()) < 2
 
     def test_signed_one_bit_codes_may_have_power_of_two_scales(self):
         x = -numbers(8, 32, seed=6).float().abs()
-        found = measure_losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), ScaleGroups(1, 32))
+        losses = measure_losses(Levels(0, 1, -1.0, 0.0), x, None, Scaling(torch.ones(8, 1)), ScaleGroups(1, 32))
 
-        assert found.needed.flatten().tolist() == pytest.approx(x.abs().amax(1).tolist())
-        assert bool((found.good_sq <= found.x_sq).all())
+        assert losses.needed.flatten().tolist() == pytest.approx(x.abs().amax(1).tolist())
+        assert bool((losses.good_sq <= losses.x_sq).all())

@@ -75,14 +75,14 @@ def test_missing_argument_is_an_error_that_names_the_function():
     ],
 )
 def test_missing_file_is_a_sentence_without_inner_frames(call, error):
-    with pytest.raises(error, match=r"^nowhere: no such file$") as found:
+    with pytest.raises(error, match=r"^nowhere: no such file$") as caught:
         call()
 
-    frames, trace = 0, found.value.__traceback__
+    frames, trace = 0, caught.value.__traceback__
     while trace is not None:
         frames, trace = frames + 1, trace.tb_next
     assert frames <= 5
-    assert found.value.__suppress_context__
+    assert caught.value.__suppress_context__
 
 
 def test_functions_can_be_sent_to_other_processes():
@@ -104,8 +104,10 @@ class TestArrays:
         y = x + np.float32(0.01)
 
         assert quanterr.measure(torch.tensor(x), torch.tensor(y)) == quanterr.measure(x, y)
-        found = [quanterr.compare({"a.weight": kind(x)}, {"a.weight": kind(y)}) for kind in (np.asarray, torch.tensor)]
-        assert found[0].layers[0].snr_db == found[1].layers[0].snr_db
+        reports = [
+            quanterr.compare({"a.weight": kind(x)}, {"a.weight": kind(y)}) for kind in (np.asarray, torch.tensor)
+        ]
+        assert reports[0].layers[0].snr_db == reports[1].layers[0].snr_db
         assert bool(
             (quanterr.fake_quantize(x, "int8_row") == quanterr.fake_quantize(torch.tensor(x), "int8_row")).all()
         )

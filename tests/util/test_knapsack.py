@@ -26,14 +26,14 @@ def test_2000_small_instances_are_solved_exactly():
         groups, budget = small(random), random.randint(5, 250)
         every = (picks for picks in product(*groups) if sum(choice.nbytes for choice in picks) <= budget)
         best = min((sum(choice.cost for choice in picks) for picks in every), default=None)
-        found = solve(groups, budget)
+        solution = solve(groups, budget)
         if best is None:
-            assert found is None
+            assert solution is None
             continue
-        chosen = [group[pick] for group, pick in zip(groups, found.picks, strict=True)]
-        assert found.nbytes == sum(choice.nbytes for choice in chosen) <= budget
-        assert pytest.approx(best, abs=1e-9) == found.cost == pytest.approx(sum(choice.cost for choice in chosen))
-        assert found.bound <= found.cost
+        chosen = [group[pick] for group, pick in zip(groups, solution.picks, strict=True)]
+        assert solution.nbytes == sum(choice.nbytes for choice in chosen) <= budget
+        assert pytest.approx(best, abs=1e-9) == solution.cost == pytest.approx(sum(choice.cost for choice in chosen))
+        assert solution.bound <= solution.cost
 
 
 def large(n):
@@ -50,10 +50,10 @@ def large(n):
 def test_large_instances_are_within_a_narrow_bound(bits):
     groups = large(1000)
     budget = sum(group[0].nbytes for group in groups) / 2.5 * bits
-    found = solve(groups, budget)
+    solution = solve(groups, budget)
 
-    assert found.nbytes <= budget
-    assert found.bound <= found.cost <= found.bound * 1.0001
+    assert solution.nbytes <= budget
+    assert solution.bound <= solution.cost <= solution.bound * 1.0001
 
 
 def test_path_goes_from_smallest_to_best_through_optimal_points():

@@ -45,15 +45,15 @@ def pair(tmp_path):
 
 
 def test_comparison_is_the_same_without_functions_missing_on_windows(pair, tmp_path):
-    found = []
+    reports = []
     for name, before in (("plain", ""), ("hidden", HIDDEN)):
         path = tmp_path / f"{name}.json"
         done = call("compare", *pair, "-o", path, before=before)
         assert (0, "") == (done.returncode, done.stderr)
         report = json.loads(path.read_text())
-        found.append({key: report[key] for key in ("layers", "aggregate", "findings", "verdict")})
+        reports.append({key: report[key] for key in ("layers", "aggregate", "findings", "verdict")})
 
-    assert found[0] == found[1]
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.slow

@@ -42,6 +42,6 @@ def test_unconnected_tasks_are_counted_by_the_first(environment, expected):
         ({"WORLD_SIZE": "0"}, "RANK 0 is not below WORLD_SIZE 0"),
     ],
 )
-def test_contradictory_variables_are_an_error(environment, told):
-    with pytest.raises(UsageError, match=told):
+def test_contradictory_variables_are_an_error(environment, message):
+    with pytest.raises(UsageError, match=message):
         this_process(environment)

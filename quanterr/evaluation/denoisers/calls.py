@@ -117,7 +117,7 @@ def _read_description(metadata: Mapping[str, str], where: str) -> JsonObject:
     """Return the description of the calls in the metadata.
 
     Raises:
-        UsageError: they are not JSON.
+        UsageError: the description is not JSON.
     """
     if KEY not in metadata:
         return {}

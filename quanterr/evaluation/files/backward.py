@@ -82,7 +82,7 @@ class Curvature:
         self.energy, self.shape = float(of_rows.sum()), tuple(matrix.shape)
         self.costs = [float(rows @ of_rows) / columns for rows in self.rows]
 
-    def predicted(self, error: Tensor, scored: int) -> float:
+    def predict_cost(self, error: Tensor, scored: int) -> float:
         """Return the predicted cost of an error of the matrix."""
         if self.squares is None:
             return 0.0
@@ -182,9 +182,9 @@ def _forward(stream: Stream, batch: int) -> _Step:
     unit, args, kwargs = stream.taken(batch)
     with torch.no_grad():
         output = unit.forward(*args, **kwargs)
-    leaves = _mapped(output, lambda tensor: tensor.detach().requires_grad_())
+    leaves = _map_floats(output, lambda tensor: tensor.detach().requires_grad_())
     with torch.enable_grad():
-        stream.resume(batch, _mapped(leaves, lambda tensor: tensor.clone()))
+        stream.resume(batch, _map_floats(leaves, lambda tensor: tensor.clone()))
     return _Step(unit, args, kwargs, leaves)
 
 
@@ -195,7 +195,7 @@ def _backward(unit: Unit, tapes: Sequence[list[_Step]], gradients: _Gradients) -
         for tape in tapes
         for step in tape
         if step.unit is unit
-        for tensor in _tensors((step.args, step.kwargs))
+        for tensor in _list_floats((step.args, step.kwargs))
     ):
         for slot in unit.slots:  # no input needs a gradient, so that backward ends in the weights
             if not slot.is_buffer:
@@ -208,17 +208,17 @@ def _backward(unit: Unit, tapes: Sequence[list[_Step]], gradients: _Gradients) -
 
 
 def _step_back(unit: Unit, step: _Step) -> None:
-    inputs = _tensors((step.args, step.kwargs))
+    inputs = _list_floats((step.args, step.kwargs))
     fresh = {id(tensor): tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs}
 
-    def renewed(tensor: Tensor) -> Tensor:
+    def renew(tensor: Tensor) -> Tensor:
         return fresh[id(tensor)]
 
     with torch.enable_grad():
-        output = unit.forward(*_mapped(step.args, renewed), **_mapped(step.kwargs, renewed))
+        output = unit.forward(*_map_floats(step.args, renew), **_map_floats(step.kwargs, renew))
     pairs = [
         (made, leaf.grad)
-        for made, leaf in zip(_tensors(output), _tensors(step.output), strict=True)
+        for made, leaf in zip(_list_floats(output), _list_floats(step.output), strict=True)
         if leaf.grad is not None and made.requires_grad
     ]
     if pairs:
@@ -229,23 +229,23 @@ def _step_back(unit: Unit, step: _Step) -> None:
         torch.autograd.backward([tensor for tensor, _ in known], [gradient for _, gradient in known], retain_graph=True)
 
 
-def _tensors(value: object) -> list[Tensor]:
+def _list_floats(value: object) -> list[Tensor]:
     """Return the floating tensors in arguments or outputs, in their order."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, tuple | list) else []
+        return [tensor for item in value.values() for tensor in _list_floats(item)]
+    return [tensor for item in value for tensor in _list_floats(item)] if isinstance(value, tuple | list) else []
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return arguments or outputs with their floating tensors changed."""
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() else value
     if isinstance(value, dict):
-        changed = {key: _mapped(item, change) for key, item in value.items()}
+        changed = {key: _map_floats(item, change) for key, item in value.items()}
         return type(value)(**changed) if type(value) is not dict else changed
     if isinstance(value, tuple):
-        parts = [_mapped(item, change) for item in value]
+        parts = [_map_floats(item, change) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return [_mapped(item, change) for item in value] if isinstance(value, list) else value
+    return [_map_floats(item, change) for item in value] if isinstance(value, list) else value

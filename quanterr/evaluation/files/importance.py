@@ -51,26 +51,26 @@ def _write(file: IO[bytes], moments: Mapping[str, Product], origin: Origin) -> N
         tensors.append((f"{name}.in_sum2", (1, len(sums)), struct.pack(f"<{len(sums)}f", *sums)))
         tensors.append((f"{name}.counts", (1, 1), struct.pack("<f", float(product.inputs))))
     fields = [
-        _text("general.type") + struct.pack("<I", STRING) + _text("imatrix"),
-        _text("imatrix.datasets") + struct.pack("<IIQ", ARRAY, STRING, 1) + _text(origin.source),
-        _text("imatrix.chunk_count") + struct.pack("<II", U32, origin.chunks),
-        _text("imatrix.chunk_size") + struct.pack("<II", U32, origin.context),
+        _encode_text("general.type") + struct.pack("<I", STRING) + _encode_text("imatrix"),
+        _encode_text("imatrix.datasets") + struct.pack("<IIQ", ARRAY, STRING, 1) + _encode_text(origin.source),
+        _encode_text("imatrix.chunk_count") + struct.pack("<II", U32, origin.chunks),
+        _encode_text("imatrix.chunk_size") + struct.pack("<II", U32, origin.context),
     ]
     head = b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(fields)) + b"".join(fields)
     offset, infos = 0, b""
     for name, (rows, cols), raw in tensors:
-        infos += _text(name) + struct.pack("<IQQIQ", 2, cols, rows, F32, offset)
-        offset += _padded(len(raw))
+        infos += _encode_text(name) + struct.pack("<IQQIQ", 2, cols, rows, F32, offset)
+        offset += _pad_size(len(raw))
     head += infos
-    file.write(head.ljust(_padded(len(head)), b"\0"))
+    file.write(head.ljust(_pad_size(len(head)), b"\0"))
     for _, _, raw in tensors:
-        file.write(raw.ljust(_padded(len(raw)), b"\0"))
+        file.write(raw.ljust(_pad_size(len(raw)), b"\0"))
 
 
-def _text(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     raw = text.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _padded(n_bytes: int) -> int:
+def _pad_size(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT

@@ -52,7 +52,7 @@ SAVE, USE = "--save-reference", "--reference"
 
 
 class Settings(NamedTuple):
-    """The settings and the text of a reference; candidates must be evaluated with the same."""
+    """The settings and the text of a reference, with which candidates must be evaluated, too."""
 
     dtype: str
     batch: int
@@ -145,10 +145,10 @@ class Reference:
         if self._header.get("schema") != SCHEMA or self._header.get("schema_version") != SCHEMA_VERSION:
             raise UsageError(f"{where}: no reference of version {SCHEMA_VERSION}; save it again with {SAVE}")
         for name, tensor in self._tensors.items():
-            if _digest(tensor) != self._header["sha256"].get(name):
+            if _hash_tensor(tensor) != self._header["sha256"].get(name):
                 raise CheckpointError(f"{where}: {display(name)} is not what was saved: the reference is damaged")
         for name, digest in self._header["files"].items():
-            if _digest_of(folder / name) != digest:
+            if _hash_file(folder / name) != digest:
                 raise CheckpointError(f"{where}: {name} is not what was saved; save the reference again")
         self.settings = Settings(**self._header["settings"])
         self.original: str = self._header["original"]
@@ -308,8 +308,8 @@ def write_reference(
         "revision": original.revision,
         "settings": settings._asdict(),
         "versions": versions(),
-        "files": {name: _digest_of(folder / name) for name in copied},
-        "sha256": {name: _digest(each) for name, each in tensors.items()},
+        "files": {name: _hash_file(folder / name) for name in copied},
+        "sha256": {name: _hash_tensor(each) for name, each in tensors.items()},
         "tensors": headers,
     }
     with open_replacement(str(folder / HEADER), SAVE) as file:
@@ -328,11 +328,11 @@ def _spans(entry: Entry) -> list[tuple[int, int]]:
     return [(first * of_row, stop * of_row) for first, stop in sampled_rows(rows, cols)]
 
 
-def _digest(tensor: Tensor) -> str:
+def _hash_tensor(tensor: Tensor) -> str:
     return sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def _digest_of(path: Path) -> str | None:
+def _hash_file(path: Path) -> str | None:
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError:

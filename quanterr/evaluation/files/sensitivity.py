@@ -52,11 +52,13 @@ class Profiled:
         """Add the alpha of a matrix to that of its weight, as a stack has several and a tied head is used twice."""
         fields = self.weights.setdefault(name, {"alpha": 0.0, "alpha_se": 0.0, "shape": list(shape)})
         before = fields["alpha"], fields["alpha_se"]
-        fields["alpha"] = _known(before[0] + curvature.alpha(scored)) if before[0] is not None else None
+        fields["alpha"] = _drop_nonfinite(before[0] + curvature.alpha(scored)) if before[0] is not None else None
         if (
             curvature.is_used
         ):  # an expert without tokens certainly costs nothing on this text, so it has no standard error
-            fields["alpha_se"] = _known(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+            fields["alpha_se"] = (
+                _drop_nonfinite(hypot(before[1], curvature.alpha_se(scored))) if before[1] is not None else None
+            )
 
 
 class StoredParts:
@@ -76,7 +78,7 @@ class StoredParts:
         """
         if name not in self._found:
             stored = self._names.stored_name(name)
-            joined = self._joined(name) if len(self._names.sources(name)) > 1 else {}
+            joined = self._find_joined_parts(name) if len(self._names.sources(name)) > 1 else {}
             self._found[name] = joined or dict.fromkeys(parts_of_shape(name, shape), stored)
         return self._found[name]
 
@@ -84,7 +86,7 @@ class StoredParts:
         """Return the shape of a stored tensor; for a name that only the model has, the shape of its part."""
         return self._shapes.get(stored, tuple(part))
 
-    def _joined(self, name: str) -> dict[Part, str]:
+    def _find_joined_parts(self, name: str) -> dict[Part, str]:
         sources = self._names.sources(name)
         numbers = {source: torch.tensor(n, dtype=torch.int32) for n, source in enumerate(sources)}
         where = self._names.tensors([name], lambda key: numbers[key].expand(self._shapes[key]))[name]
@@ -125,7 +127,7 @@ def profile_of(
     made = Profiled(cost, predictions=[{} for _ in candidates], alphas=[{} for _ in candidates])
     parts = StoredParts(names, {name: weight.shape for name, weight in originals.weights.items()})
 
-    def seen(unit: Unit, unit_profile: Profile) -> None:
+    def visit_unit(unit: Unit, unit_profile: Profile) -> None:
         for slot in unit.slots:
             curvatures = unit_profile.by_part.pop(slot.name, None)  # they may be as large as the weight
             if curvatures is not None:
@@ -161,7 +163,7 @@ def profile_of(
         costs: dict[str, list[tuple[float, float, float]]] = {}
         for part, curvature in curvatures.items():
             part_error = part.of(error)
-            cost, squares = curvature.predicted(part_error, scored), float(part_error.double().square().sum())
+            cost, squares = curvature.predict_cost(part_error, scored), float(part_error.double().square().sum())
             costs.setdefault(stored[part], []).append((cost, squares, curvature.energy))
             made.predictions[n][row] = made.predictions[n].get(row, 0.0) + cost
         for name, sums in costs.items():
@@ -173,11 +175,11 @@ def profile_of(
     with closing(
         Stream(model, names, originals.get, batches, architecture.device, graph=True, recorded=recorded)
     ) as stream:
-        made.scored = profile(stream, method, seen, parts.of).scored
+        made.scored = profile(stream, method, visit_unit, parts.of).scored
     return made
 
 
-def _known(figure: float) -> float | None:
+def _drop_nonfinite(figure: float) -> float | None:
     return figure if isfinite(figure) else None
 
 

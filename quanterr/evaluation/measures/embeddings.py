@@ -47,12 +47,12 @@ class Embedded:
 
 def spearman(x: Tensor, y: Tensor) -> float | None:
     """Return Spearman's rank correlation; None if one side is constant."""
-    ranks = torch.stack([_ranks(each) for each in (x, y)])
+    ranks = torch.stack([_compute_ranks(each) for each in (x, y)])
     correlation = float(torch.corrcoef(ranks)[0, 1])
     return correlation if isfinite(correlation) else None
 
 
-def _ranks(values: Tensor) -> Tensor:
+def _compute_ranks(values: Tensor) -> Tensor:
     """Return ranks from 1; equal values share their mean rank."""
     _, which, counts = torch.unique(values, return_inverse=True, return_counts=True)
     last: Tensor = counts.cumsum(0).double()

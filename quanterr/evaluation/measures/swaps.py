@@ -67,7 +67,7 @@ class Swaps:
         self._tensors, self._candidate_tensors = tensors, dict(enumerate(others))
 
     def run(self, batch: int, unit: Unit, output: object) -> None:
-        """Run the unit for a micro-batch of each swap; ``output`` is the original's."""
+        """Run the unit for a micro-batch of each swap; ``output`` is what the original's unit returned."""
         for swap in self.swaps:
             place = swap.places[batch]
             if not self._stream.waits(place, unit):

@@ -89,7 +89,7 @@ class Facts:
             value = value[0]
         if isinstance(value, int) and value > MAX_NUMBER:
             raise self.refusal(f"{self._start}{key} is {value:,}, which no model has")
-        return _shortest(value) if isinstance(value, float) else value
+        return _find_shortest_decimal(value) if isinstance(value, float) else value
 
     def each(self, key: str) -> tuple[Scalar, ...]:
         """Return all values of a key; none if the file lacks it."""
@@ -112,7 +112,7 @@ class Facts:
         """Return the whole number under a key that the file must have.
 
         Raises:
-            CheckpointError: it is missing, or not a positive whole number.
+            CheckpointError: the key is missing, or its value is not a positive whole number.
         """
         value = self.need(key)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
@@ -123,7 +123,7 @@ class Facts:
         """Check, before a model is built, that the tensors belong to as many blocks as the metadata states.
 
         Raises:
-            CheckpointError: their numbers differ.
+            CheckpointError: the numbers of blocks differ.
         """
         stated = self.count("block_count")
         blocks = len({name.split(".")[1] for name in self.shapes if name.startswith("blk.")})
@@ -139,7 +139,7 @@ class Facts:
         if entry.dtype != "F32":
             raise self.refusal(f"{display(name)} is {entry.dtype}, F32 is expected")
         values: list[float] = read_entry(entry).flatten().tolist()
-        return [_shortest(value) for value in values]
+        return [_find_shortest_decimal(value) for value in values]
 
     def check_all_read(self) -> None:
         """Check that every key that may change the model's outputs was read.
@@ -187,7 +187,7 @@ def config_of(checkpoint: Checkpoint, values: Mapping[str, Value]) -> JsonObject
         value = facts.get(key) if key in OPTIONAL else facts.need(key)
         if value is not None:
             config[field] = value
-    config["vocab_size"] = _rows(facts, "token_embd.weight")
+    config["vocab_size"] = _count_rows(facts, "token_embd.weight")
     config["tie_word_embeddings"] = "output.weight" not in facts.shapes
     config |= {field: values.get(f"tokenizer.ggml.{key}") for key, field in TOKENS.items()}
     config |= family.more(facts)
@@ -246,7 +246,7 @@ def _mixtral(facts: Facts) -> JsonObject:
 
 def _gemma2(facts: Facts) -> JsonObject:
     blocks = facts.count("block_count")
-    return _decoder(facts) | _gemma_scale(facts, 46) | {"layer_types": _alternate(blocks, 2)}
+    return _decoder(facts) | _gemma_scale(facts, 46) | {"layer_types": _list_attention_types(blocks, 2)}
 
 
 def _gemma3(facts: Facts) -> JsonObject:
@@ -256,7 +256,7 @@ def _gemma3(facts: Facts) -> JsonObject:
     return (
         _heads(facts)
         | _gemma_scale(facts, 62)
-        | {"sliding_window": window or 4096, "layer_types": _alternate(blocks, 6 if window else 1)}
+        | {"sliding_window": window or 4096, "layer_types": _list_attention_types(blocks, 6 if window else 1)}
         | {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
         | {"final_logit_softcapping": facts.get("final_logit_softcapping") or None}
     )
@@ -270,7 +270,7 @@ def _gemma_scale(facts: Facts, blocks_of_27b: int) -> JsonObject:
     return {"query_pre_attn_scalar": size}
 
 
-def _alternate(blocks: int, period: int) -> list[str]:
+def _list_attention_types(blocks: int, period: int) -> list[str]:
     """Return the attention of each block: full in the last block of each period, sliding in the others."""
     return ["sliding_attention" if (n + 1) % period else "full_attention" for n in range(blocks)]
 
@@ -318,13 +318,13 @@ def _bert(facts: Facts) -> JsonObject:
     """Return the sizes of a BERT, in which each token attends to all tokens.
 
     Raises:
-        CheckpointError: it is causal.
+        CheckpointError: the metadata declares causal attention.
     """
     if facts.get("attention.causal") is not False:
         raise facts.refusal("bert.attention.causal is not false")
     return {
-        "type_vocab_size": _rows(facts, "token_types.weight"),
-        "max_position_embeddings": _rows(facts, "position_embd.weight"),
+        "type_vocab_size": _count_rows(facts, "token_types.weight"),
+        "max_position_embeddings": _count_rows(facts, "position_embd.weight"),
     }
 
 
@@ -387,7 +387,7 @@ def _scale_each(facts: Facts, factors: list[float]) -> JsonObject:
     return {"rope_type": "longrope", "original_max_position_embeddings": context, **scaled}
 
 
-def _rows(facts: Facts, name: str) -> int:
+def _count_rows(facts: Facts, name: str) -> int:
     """Return the number of rows of a tensor that the file must have."""
     shape = facts.shapes.get(name)
     if shape is None or len(shape) != 2 or not prod(shape):
@@ -395,8 +395,8 @@ def _rows(facts: Facts, name: str) -> int:
     return shape[0]
 
 
-def _shortest(value: float) -> float:
-    """Return the shortest decimal that is rounded to a float32, as the converter read that in config.json."""
+def _find_shortest_decimal(value: float) -> float:
+    """Return the shortest decimal that rounds to a float32, which is the number in the original's config.json."""
     for digits in range(1, 9):
         short = float(f"{value:.{digits}g}")
         try:

@@ -87,7 +87,7 @@ def describe_model(checkpoint: Checkpoint) -> Checkpoint:
         CheckpointError: no config follows from the file.
     """
     model, fields = _build(checkpoint)
-    return _describe(checkpoint, _saved_shapes(model), fields)
+    return _describe(checkpoint, _list_saved_shapes(model), fields)
 
 
 def _build(checkpoint: Checkpoint) -> tuple["PreTrainedModel", JsonObject]:
@@ -120,7 +120,7 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
     Raises:
         CheckpointError: one of the two lacks some tensors, or a tensor has another form than the model's.
     """
-    shapes, where = _saved_shapes(model), display(checkpoint.path)
+    shapes, where = _list_saved_shapes(model), display(checkpoint.path)
     pairing = pair(_describe(checkpoint, shapes, fields), checkpoint, LayerSelection(()))
     left = {item.name for item in pairing.leftovers if item.bucket is not Bucket.CONSUMED}
     left |= {each.name for each in pairing.pairs if each.name not in shapes}
@@ -135,7 +135,7 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
     return {each.name: _make_entry(each, shapes[each.name], where) for each in pairing.pairs}
 
 
-def _saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:
+def _list_saved_shapes(model: "PreTrainedModel") -> Mapping[str, Shape]:
     """Return names and shapes of the tensors of a model as ``save_pretrained`` writes them, tied ones once."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -153,7 +153,7 @@ def _make_entry(each: Pair, shape: Shape, where: str) -> Entry:
     """Return a tensor of the model, read from the file's tensors in the form of the model.
 
     Raises:
-        CheckpointError: what the converter did to it cannot be undone.
+        CheckpointError: the converter's changes cannot be undone.
     """
     try:
         weight = undo_views(each.original, replace(each.quantized, alternatives=()))

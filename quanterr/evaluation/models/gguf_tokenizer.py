@@ -65,33 +65,37 @@ class Pre(NamedTuple):
     adds_bos: bool = False  # whether a text begins with a BOS if the file does not state it
 
 
-def _bytes(use_regex: bool) -> JsonObject:
+def _make_byte_level(use_regex: bool) -> JsonObject:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-def _sequence(*parts: JsonObject, of: str = "pretokenizers") -> JsonObject:
+def _make_sequence(*parts: JsonObject, of: str = "pretokenizers") -> JsonObject:
     return {"type": "Sequence", of: list(parts)}
 
 
-def _words(pattern: str) -> JsonObject:
+def _make_word_splitter(pattern: str) -> JsonObject:
     """Return a pre-tokenizer that divides a text by a pattern, between abbreviations and white space."""
     before = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?"
     after = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     regex = {"Regex": before + pattern + after}
     split: JsonObject = {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
-    return _sequence(split, _bytes(use_regex=False))
+    return _make_sequence(split, _make_byte_level(use_regex=False))
 
 
 FAST_TOKENIZER = "PreTrainedTokenizerFast"
-LLAMA3 = Pre(_words(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"), FAST_TOKENIZER, ignore_merges=True, adds_bos=True)
+LLAMA3 = Pre(
+    _make_word_splitter(r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"), FAST_TOKENIZER, ignore_merges=True, adds_bos=True
+)
 PRE_TOKENIZERS: Mapping[str, Pre] = {
-    "gpt-2": Pre(_bytes(use_regex=True), "GPT2Tokenizer"),
+    "gpt-2": Pre(_make_byte_level(use_regex=True), "GPT2Tokenizer"),
     "llama-bpe": LLAMA3,
     "llama-v3": LLAMA3,
     "llama3": LLAMA3,
-    "qwen2": Pre(_words(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"), "Qwen2Tokenizer", {"type": "NFC"}),
-    "qwen35": Pre(_words(r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"), FAST_TOKENIZER, {"type": "NFC"}),
-    "smollm": Pre(_sequence({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), "GPT2Tokenizer"),
+    "qwen2": Pre(_make_word_splitter(r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+"), "Qwen2Tokenizer", {"type": "NFC"}),
+    "qwen35": Pre(_make_word_splitter(r"[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"), FAST_TOKENIZER, {"type": "NFC"}),
+    "smollm": Pre(
+        _make_sequence({"type": "Digits", "individual_digits": True}, _make_byte_level(use_regex=True)), "GPT2Tokenizer"
+    ),
 }
 
 
@@ -112,13 +116,13 @@ class _Vocabulary:
             f"{KEY_PREFIX}ggml.{key}" for key, value in left.items() if (key, value) not in KEYS_WITHOUT_EFFECT.items()
         ]:
             raise ValueError(f"{listed(unknown, 3)} may change tokens, and quanterr does not know how")
-        self.tokens = self._texts("tokens")
+        self.tokens = self._read_texts("tokens")
         types = self.keys.get("token_type", (NORMAL,) * len(self.tokens))
         if not isinstance(types, tuple) or len(types) != len(self.tokens):
             raise ValueError(f"{KEY_PREFIX}ggml.token_type has not one type for each of {len(self.tokens):,} tokens")
         self.types = types
 
-    def _texts(self, key: str) -> list[str]:
+    def _read_texts(self, key: str) -> list[str]:
         texts = self.keys.get(key)
         if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{KEY_PREFIX}ggml.{key} is {'missing' if texts is None else 'no list of texts'}")
@@ -126,7 +130,7 @@ class _Vocabulary:
 
     def merges(self) -> list[list[str]]:
         """Return the pairs of tokens that are joined, in order of priority."""
-        pairs = [merge.split(" ") for merge in self._texts("merges")]
+        pairs = [merge.split(" ") for merge in self._read_texts("merges")]
         if odd := next((pair for pair in pairs if len(pair) != 2), None):
             raise ValueError(f"{KEY_PREFIX}ggml.merges has {display(' '.join(odd))}, which is not a pair")
         return pairs
@@ -190,7 +194,7 @@ def tokenizer_files(values: Mapping[str, Value]) -> dict[str, JsonObject]:
         config["add_eos_token"] = vocabulary.says("add_eos_token", False) and "eos_token" in config
         bos = vocabulary.special("bos_token_id") if config["add_bos_token"] else None
         eos = vocabulary.special("eos_token_id") if config["add_eos_token"] else None
-        parts["post_processor"] = _around(vocabulary, bos, eos)
+        parts["post_processor"] = _make_post_processor(vocabulary, bos, eos)
     if model_type == "llama" and "add_space_prefix" in vocabulary.keys:
         config["add_prefix_space"] = vocabulary.says("add_space_prefix", True)
     if isinstance(vocabulary.template, str):
@@ -209,7 +213,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         )
     model: JsonObject = {
         "type": "BPE",
-        "vocab": _numbered(vocabulary.tokens, vocabulary.types),
+        "vocab": _number_tokens(vocabulary.tokens, vocabulary.types),
         "merges": vocabulary.merges(),
     }
     model |= {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
@@ -218,7 +222,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         "added_tokens": list(vocabulary.added()),
         "normalizer": pre.normalizer,
         "pre_tokenizer": pre.words,
-        "decoder": _bytes(use_regex=True),
+        "decoder": _make_byte_level(use_regex=True),
         "model": model,
     }
     return pre.tokenizer, parts, pre.adds_bos
@@ -233,7 +237,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         text.replace(" ", SPACE) if token_type == USER_DEFINED and not text.strip(" ") else text
         for text, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
-    vocab = _numbered(tokens, vocabulary.types)
+    vocab = _number_tokens(tokens, vocabulary.types)
     merges = vocabulary.merges() if "merges" in vocabulary.keys else _find_merges(tokens, vocabulary.types)
     model: JsonObject = {
         "type": "BPE",
@@ -262,9 +266,9 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         token["content"] = tokens[token["id"]]
     parts: JsonObject = {
         "added_tokens": added,
-        "normalizer": spaces if is_gemma else _sequence(*before, spaces, of="normalizers"),
+        "normalizer": spaces if is_gemma else _make_sequence(*before, spaces, of="normalizers"),
         "pre_tokenizer": by_space if is_gemma else None,
-        "decoder": _sequence(*back, of="decoders"),
+        "decoder": _make_sequence(*back, of="decoders"),
         "model": model,
     }
     return "GemmaTokenizer" if is_gemma else "LlamaTokenizer", parts, True
@@ -282,7 +286,7 @@ def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
     accents = vocabulary.keys.get("normalizer.strip_accents")
     model: JsonObject = {
         "type": "WordPiece",
-        "vocab": _numbered(tokens, vocabulary.types),
+        "vocab": _number_tokens(tokens, vocabulary.types),
         "continuing_subword_prefix": "##",
     }
     model |= {"unk_token": vocabulary.special("unknown_token_id") or "[UNK]", "max_input_chars_per_word": 100}
@@ -294,14 +298,14 @@ def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         "added_tokens": list(vocabulary.added()),
         "normalizer": normalizer,
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _around(vocabulary, *ends),
+        "post_processor": _make_post_processor(vocabulary, *ends),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": model,
     }
     return "BertTokenizer", parts, True
 
 
-def _numbered(tokens: Sequence[str], types: Sequence[object]) -> dict[str, int]:
+def _number_tokens(tokens: Sequence[str], types: Sequence[object]) -> dict[str, int]:
     """Return the number of each token, except unused ones, which only fill the vocabulary."""
     return {
         text: number
@@ -326,7 +330,7 @@ def _find_merges(tokens: Sequence[str], types: Sequence[object]) -> list[list[st
     return merges
 
 
-def _around(vocabulary: _Vocabulary, first: str | None, last: str | None) -> JsonObject | None:
+def _make_post_processor(vocabulary: _Vocabulary, first: str | None, last: str | None) -> JsonObject | None:
     """Return the post-processor that puts special tokens around a text; None if both are None."""
     if first is None and last is None:
         return None

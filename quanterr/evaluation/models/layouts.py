@@ -51,11 +51,11 @@ class Layout:
 
     def has_names_of(self, other: "Layout") -> bool:
         """Return whether parameters in both layouts come from tensors of the same names, apart from prefixes."""
-        names, others = self._bare(), other._bare()
+        names, others = self._list_bare_names(), other._list_bare_names()
         shared = names.keys() & others.keys()
         return bool(shared) and all(names[name] == others[name] for name in shared)
 
-    def _bare(self) -> dict[str, list[str]]:
+    def _list_bare_names(self) -> dict[str, list[str]]:
         return {
             name: [rows.source.removeprefix(self.prefix) for rows in pieces] for name, pieces in self.parameters.items()
         }
@@ -86,36 +86,36 @@ def find_layout(
     known: dict[str, Tensor] = model.state_dict()
     others = frozenset(shapes) - frozenset(bare.values())
     direct = Layout(
-        {name: (Rows(bare[name], 0, _rows(shapes[bare[name]])),) for name in known if name in bare},
+        {name: (Rows(bare[name], 0, _count_rows(shapes[bare[name]])),) for name in known if name in bare},
         others,
-        _unknown(model, {short: [bare[short]] for short in bare if short not in known}),
+        _find_unknown(model, {short: [bare[short]] for short in bare if short not in known}),
         prefix,
     )
     if len(direct.parameters) == len(known):
         return direct
     try:
-        converted = _convert(model, config, {short: _rows(shapes[name]) for short, name in bare.items()}, where)
+        converted = _convert(model, config, {short: _count_rows(shapes[name]) for short, name in bare.items()}, where)
     except CheckpointError:
         if 2 * len(direct.parameters) > len(known):  # diffusers' names, of which some are missing
             return direct
         raise
-    pieces = {name: tuple(_runs(labels, list(bare.values()), shapes)) for name, labels in converted.items()}
+    pieces = {name: tuple(_find_runs(labels, list(bare.values()), shapes)) for name, labels in converted.items()}
     parameters = {name: rows for name, rows in pieces.items() if name in known}
     if len(parameters) < len(direct.parameters):
         return direct
     if has_lost_ones:
         for name, rows in parameters.items():
             source, shape = rows[0].source, tuple(known[name].shape)
-            if rows == (Rows(source, 0, _rows(shapes[source])),) and lacks_leading_ones(shapes[source], shape):
+            if rows == (Rows(source, 0, _count_rows(shapes[source])),) and lacks_leading_ones(shapes[source], shape):
                 parameters[name], shapes = (Rows(source, 0, 1),), {**shapes, source: shape}
     for name, rows in parameters.items():
         _check_shape(name, tuple(known[name].shape), rows, shapes, where)
     used = {rows.source for each in pieces.values() for rows in each}
     extra = {name: [rows.source for rows in each] for name, each in pieces.items() if name not in known}
-    return Layout(parameters, others | (frozenset(bare.values()) - used), _unknown(model, extra), prefix)
+    return Layout(parameters, others | (frozenset(bare.values()) - used), _find_unknown(model, extra), prefix)
 
 
-def _unknown(model: nn.Module, extra: Mapping[str, list[str]]) -> frozenset[str]:
+def _find_unknown(model: nn.Module, extra: Mapping[str, list[str]]) -> frozenset[str]:
     """Return the stored tensors whose converted names the model lacks, except names that diffusers ignores."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return frozenset(
@@ -126,7 +126,7 @@ def _unknown(model: nn.Module, extra: Mapping[str, list[str]]) -> frozenset[str]
     )
 
 
-def _rows(shape: Shape) -> int:
+def _count_rows(shape: Shape) -> int:
     return shape[0] if shape else 1
 
 
@@ -167,21 +167,21 @@ def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, 
     return {key: value.flatten() for key, value in converted.items() if isinstance(value, Tensor)}
 
 
-def _inner(config: Mapping[str, int]) -> int:
+def _compute_inner_size(config: Mapping[str, int]) -> int:
     return config["num_attention_heads"] * config["attention_head_dim"]
 
 
-def _of_keys(config: Mapping[str, int]) -> int:
+def _compute_key_size(config: Mapping[str, int]) -> int:
     return config["num_kv_heads"] * config["hidden_size"] // config["num_attention_heads"]
 
 
 # Class → the constants at which its converter splits fused projections, which are sizes of the released model → a
 # function that returns the model's own size.
 CONSTANTS: Mapping[str, Mapping[int, Callable[[Mapping[str, int]], int]]] = {
-    "FluxTransformer2DModel": {3072: _inner},
-    "ChromaTransformer2DModel": {3072: _inner},
-    "HunyuanVideoTransformer3DModel": {3072: _inner},
-    "Lumina2Transformer2DModel": {2304: lambda config: config["hidden_size"], 768: _of_keys},
+    "FluxTransformer2DModel": {3072: _compute_inner_size},
+    "ChromaTransformer2DModel": {3072: _compute_inner_size},
+    "HunyuanVideoTransformer3DModel": {3072: _compute_inner_size},
+    "Lumina2Transformer2DModel": {2304: lambda config: config["hidden_size"], 768: _compute_key_size},
 }
 
 
@@ -200,9 +200,9 @@ class _AtOwnSizes(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _runs(labels: Tensor, order: list[str], shapes: Shapes) -> list[Rows]:
+def _find_runs(labels: Tensor, order: list[str], shapes: Shapes) -> list[Rows]:
     """Cut the labels of a parameter into runs of consecutive rows of one stored tensor."""
-    starts = torch.tensor([0, *(_rows(shapes[name]) for name in order)]).cumsum(0)
+    starts = torch.tensor([0, *(_count_rows(shapes[name]) for name in order)]).cumsum(0)
     owners = torch.searchsorted(starts, labels, right=True) - 1
     breaks = (labels[1:] != labels[:-1] + 1) | (owners[1:] != owners[:-1])
     ends = [*(torch.nonzero(breaks)[:, 0] + 1).tolist(), len(labels)]
@@ -219,11 +219,11 @@ def _check_shape(name: str, shape: Shape, pieces: tuple[Rows, ...], shapes: Shap
     """Check that the rows of a parameter have the shape that it has in the model.
 
     Raises:
-        CheckpointError: they have another shape.
+        CheckpointError: the shapes differ.
     """
     rows = sum(piece.n for piece in pieces)
     columns = {shapes[piece.source][1:] for piece in pieces}
-    if rows != _rows(shape) or columns != {shape[1:]}:
+    if rows != _count_rows(shape) or columns != {shape[1:]}:
         sources = listed([f"{piece.source} {list(shapes[piece.source])}" for piece in pieces], MAX_NAMED)
         raise CheckpointError(
             f"{where}: {count(rows, 'row')} of {sources} make up {display(name)}, which is {list(shape)} in the model "

@@ -63,11 +63,11 @@ class Names(ABC):
         """Return whether a parameter itself is stored."""
 
     def _source(self, name: str) -> str | None:
-        """Return the parameter, or the first one that is tied to it, that is stored; None if none is."""
+        """Return the first parameter that is stored, of this one and those tied to it; None if none is."""
         return next((twin for twin in (name, *self._twins.get(name, ())) if self._is_stored(twin)), None)
 
     def _find_source(self, name: str) -> str:
-        """Return the parameter, or the first one that is tied to it, that is stored.
+        """Return the first parameter that is stored, of this one and those tied to it.
 
         Raises:
             CheckpointError: nothing is stored.

@@ -37,7 +37,7 @@ def counterpart(
     """
     side = CheckpointSide("quantized", candidate)
     side.attach_siblings()
-    shapes = {name: _shape(side, name) for name in side.codes}  # after dequantization
+    shapes = {name: _find_shape(side, name) for name in side.codes}  # after dequantization
     bare, _ = denoiser_names(shapes)
     others = frozenset(shapes) - frozenset(bare.values())
     wanted = {rows.source.removeprefix(layout.prefix) for pieces in layout.parameters.values() for rows in pieces}
@@ -62,7 +62,7 @@ def counterpart(
     return Counterpart(_rename(originals, layout, candidate_layout), layout.ignored | candidate_layout.ignored)
 
 
-def _shape(side: CheckpointSide, name: str) -> Shape:
+def _find_shape(side: CheckpointSide, name: str) -> Shape:
     try:
         return side.recognize(name).shape
     except FormatMismatch:  # pairing reports why

@@ -119,7 +119,7 @@ class Candidate:
             pair(originals.checkpoint, quantized, LayerSelection([]), originals._recognized), undo=False
         )
         self._activations = activations
-        self.rounding = self._rounded(kv)
+        self.rounding = self._make_rounding(kv)
         self.pairs = {each.name: each for each in self.plan.pairs}
         for each in self.plan.pairs:
             self._check_form(each)
@@ -132,7 +132,7 @@ class Candidate:
         self.not_found = {item.name: item.reason for item in left if item.name in originals.weights}
         self.unused = {item.name: item.reason for item in left if item.side == "quantized"}
 
-    def _rounded(self, kv: str) -> Rounding:
+    def _make_rounding(self, kv: str) -> Rounding:
         is_virtual = self.checkpoint.kind == RECIPE  # a recipe has no files that could declare roundings
         inputs, cache = (NONE if is_virtual and way == DECLARED else way for way in (self._activations, kv))
         return Rounding(self.plan, self.checkpoint.entries, inputs, cache, self.originals.device)
@@ -141,7 +141,7 @@ class Candidate:
         """Yield name and candidate for each rounding of keys and values; all share the weights."""
         for way in kv:
             with_cache = copy(self)
-            with_cache.rounding = self._rounded(way)
+            with_cache.rounding = self._make_rounding(way)
             yield name if len(kv) == 1 else f"{name}, kv {way.lower()}", with_cache
 
     @property

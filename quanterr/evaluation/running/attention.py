@@ -23,8 +23,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None =
     if attn_mask is None or queries * keys <= MAX_ELEMENTS:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **more)
     outputs = [
-        F.scaled_dot_product_attention(query[..., span, :], key, value, _rows(attn_mask, span, queries), *args, **more)
-        for span in _spans(queries, MAX_ELEMENTS // keys)
+        F.scaled_dot_product_attention(
+            query[..., span, :], key, value, _take_rows(attn_mask, span, queries), *args, **more
+        )
+        for span in _list_spans(queries, MAX_ELEMENTS // keys)
     ]
     return torch.cat(outputs, -2)
 
@@ -72,19 +74,21 @@ def _compute_in_pieces(attention: Callable[..., Any]) -> Callable[..., Any]:
         if n * heads * queries * keys <= MAX_ELEMENTS:
             return attention(module, query, key, value, attention_mask, *args, **more)
         outputs = [
-            attention(module, query[:, :, span], key, value, _rows(attention_mask, span, queries), *args, **more)[0]
-            for span in _spans(queries, MAX_ELEMENTS // (n * heads * keys))
+            attention(module, query[:, :, span], key, value, _take_rows(attention_mask, span, queries), *args, **more)[
+                0
+            ]
+            for span in _list_spans(queries, MAX_ELEMENTS // (n * heads * keys))
         ]
         return torch.cat(outputs, 1), None
 
     return compute
 
 
-def _spans(queries: int, step: int) -> list[slice]:
+def _list_spans(queries: int, step: int) -> list[slice]:
     return [slice(first, first + max(step, 1)) for first in range(0, queries, max(step, 1))]
 
 
-def _rows(mask: Tensor | None, span: slice, queries: int) -> Tensor | None:
+def _take_rows(mask: Tensor | None, span: slice, queries: int) -> Tensor | None:
     """Return the rows of a mask, (…, queries or 1, keys), that belong to some queries."""
     return mask if mask is None or mask.shape[-2] != queries else mask[..., span, :]
 

@@ -51,10 +51,10 @@ def batches_of(texts: Sequence[Chunks] | Calls, size: int) -> list[Batch]:
 
 def batches_of_calls(calls: Sequence[Call]) -> list[Batch]:
     """Return recorded calls, each a micro-batch of its own."""
-    return [Batch(n, call, call, _tokens_of(call), n, n) for n, call in enumerate(calls)]
+    return [Batch(n, call, call, _count_tokens(call), n, n) for n, call in enumerate(calls)]
 
 
-def _tokens_of(call: Call) -> int:
+def _count_tokens(call: Call) -> int:
     """Return the approximate number of vectors of a call that pass through the model's weights."""
     tensors = [value for value in call.arguments.values() if isinstance(value, Tensor) and value.dim()]
     return max((value.numel() // max(value.shape[-1], 1) for value in tensors), default=1)

@@ -44,7 +44,7 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
     """Read the config and recognize the weights of a draft, a folder with config.json in any format.
 
     Raises:
-        UsageError: it does not predict the next token, or has another vocabulary.
+        UsageError: the draft does not predict the next token, or has another vocabulary.
         CheckpointError: its config.json is missing, or transformers lacks the model.
     """
     architecture = prepared.architecture
@@ -81,7 +81,7 @@ def _check_same(where: str, tokens: dict[int, str], known: dict[int, str]) -> No
     """Check that both tokenizers have the same tokens.
 
     Raises:
-        UsageError: they do not.
+        UsageError: a token differs.
     """
     for n in sorted(tokens.keys() | known.keys()):
         if tokens.get(n) != known.get(n):

@@ -151,7 +151,7 @@ class Rounding:
             scheme, nothing = INPUT_SCHEMES[activations], StoredInputScale()
             for pair in plan.pairs:
                 if pair.quantized.has_codes and pair.quantized.matrix[0] > 1:
-                    turn, back = self._turns(rotation_of(pair.quantized))
+                    turn, back = self._make_rotations(rotation_of(pair.quantized))
                     self.inputs[pair.name] = Rounded(scheme, nothing, turn=turn, turn_back=back)
         self.rotations = find_online_transforms(
             plan.labels["quantized"].config, [pair.quantized for pair in plan.pairs]
@@ -161,7 +161,9 @@ class Rounding:
         self.cache = None if named in (NONE, DECLARED) else parse_cache(named)
         stored = find_cache_scales(plan.labels["quantized"].config, entries)
         of_heads = {entry.name: entry for entry in stored.several} if stored.of_heads else {}
-        self._scales = {name: self._tensor(entry) for name, entry in (scales | of_heads).items()} if self.cache else {}
+        self._scales = (
+            {name: self._read_numbers(entry) for name, entry in (scales | of_heads).items()} if self.cache else {}
+        )
         self._several = stored.several if self.cache and not stored.of_heads else []
         self._is_latent = any(f".{LATENT_EXPANSION}." in name for name in self._rows)
         self.cached = 0  # how often keys and values were rounded
@@ -171,29 +173,29 @@ class Rounding:
         if not inputs.scheme:
             self.why_not[name] = inputs.why_not
             return
-        scale = None if inputs.scale is None else self._tensor(inputs.scale)
+        scale = None if inputs.scale is None else self._read_numbers(inputs.scale)
         if scale is not None and inputs.is_divisor:
             scale = 1 / scale
         if inputs.clamps:
             scale = torch.ones((), device=self._device)
             self.clamped.append(name)
-        zero = None if inputs.zero_point is None else self._tensor(inputs.zero_point)
+        zero = None if inputs.zero_point is None else self._read_numbers(inputs.zero_point)
         stored_factors = inputs.divisors or inputs.factors
-        factors = None if stored_factors is None else self._tensor(stored_factors).view(-1)[: self._columns[name]]
-        turn, back = self._turns(inputs.rotation)
+        factors = None if stored_factors is None else self._read_numbers(stored_factors).view(-1)[: self._columns[name]]
+        turn, back = self._make_rotations(inputs.rotation)
         stored = StoredInputScale(scale, zero, inputs.bound)
         branch = None if inputs.branch is None else inputs.branch.factors(self._turning)
         divides = inputs.divisors is not None
         self.inputs[name] = Rounded(INPUT_SCHEMES[inputs.scheme], stored, factors, turn, branch, divides, back)
 
-    def _turns(self, rotation: InputRotation | None) -> tuple[Rotate | None, Rotate | None]:
+    def _make_rotations(self, rotation: InputRotation | None) -> tuple[Rotate | None, Rotate | None]:
         if rotation is None:
             return None, None
         return partial(_apply_rotation, rotation.rotate, self._turning), partial(
             _apply_rotation, rotation.undo, self._turning
         )
 
-    def _tensor(self, entry: Entry) -> Tensor:
+    def _read_numbers(self, entry: Entry) -> Tensor:
         pieces = [piece.flatten().float() for piece in iterate_scales(entry, self._workspace)]
         numbers = torch.cat(pieces).to(self._device)
         return numbers[0] if numbers.numel() == 1 else numbers
@@ -249,13 +251,13 @@ class Rounding:
         watched = {
             storage_of(slot.tensor): watched_parameter
             for slot in unit.slots
-            if (watched_parameter := self._watched(slot, names))
+            if (watched_parameter := self._watch_slot(slot, names))
         }
         scales = [self._scale(unit.name, endings) for endings in (KEY_SCALES, VALUE_SCALES)]
         caches = self.cache is not None and not UNIT_WITHOUT_CACHE.fullmatch(unit.name)
         return RoundingMode(watched, scales if caches else None, self, measures)
 
-    def _watched(self, slot: Slot, names: Names) -> Watched | None:
+    def _watch_slot(self, slot: Slot, names: Names) -> Watched | None:
         sources = names.sources(slot.name)
         ways = [self.inputs.get(source) for source in sources]
         if slot.tensor.dim() < 2 or not any(ways):
@@ -302,14 +304,14 @@ class RoundingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._scales is not None and function is F.scaled_dot_product_attention:
             with torch._C.DisableTorchFunction():
-                args, kwargs = self._with_cache(args, kwargs, self._scales)
+                args, kwargs = self._round_cache(args, kwargs, self._scales)
         elif self._weights:
             for values, weight, transposed in products_of(function, args):
                 watched = self._weights.get(storage_of(weight))
                 if watched is not None:
                     if not values.is_floating_point():
                         break
-                    ways = _ways(watched, weight, transposed)
+                    ways = _find_ways(watched, weight, transposed)
                     product = self._multiply(function, args, kwargs, values, watched, ways)
                     if self._measures:
                         noise = sum_squares(product - function(*args, **kwargs))
@@ -347,13 +349,13 @@ class RoundingMode(TorchFunctionMode):
         """Record weights that are used in unknown functions, whose inputs are not rounded."""
         if not (isinstance(result, Tensor) and result.is_floating_point() and result.numel()):
             return result
-        for weight in _tensors(args):
+        for weight in _list_tensors(args):
             watched = self._weights.get(storage_of(weight))
             if watched is not None and storage_of(result) != storage_of(weight):
                 self._owner.used_otherwise |= dict.fromkeys(watched.names)
         return result
 
-    def _with_cache(
+    def _round_cache(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], scales: Sequence[Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given, named = list(args), dict(kwargs)
@@ -363,18 +365,18 @@ class RoundingMode(TorchFunctionMode):
             if round_values is None:
                 continue
             if len(given) > place:
-                given[place] = round_values(given[place], _of_heads(scale, given[place]))
+                given[place] = round_values(given[place], _repeat_scales(scale, given[place]))
             else:
-                named[name] = round_values(named[name], _of_heads(scale, named[name]))
+                named[name] = round_values(named[name], _repeat_scales(scale, named[name]))
         self._owner.cached += 1
         return tuple(given), named
 
 
-def _of_heads(scale: Tensor, x: Tensor) -> Tensor:
+def _repeat_scales(scale: Tensor, x: Tensor) -> Tensor:
     """Return the scales of heads as (1, heads, 1, 1), repeated as keys and values (n, heads, tokens, size) are.
 
     Raises:
-        CheckpointError: there is another number of heads.
+        CheckpointError: the number of scales differs from the number of heads.
     """
     if scale.dim() == 0:
         return scale
@@ -387,7 +389,7 @@ def _of_heads(scale: Tensor, x: Tensor) -> Tensor:
 _Ways = list[tuple[Rounded | None, Tensor | None]]  # a way, and the outputs that it applies to, (n,) bool; None: all
 
 
-def _ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
+def _find_ways(watched: Watched, weight: Tensor, transposed: bool) -> _Ways:
     """Return how the inputs of a parameter, or of a part of it, are rounded."""
     if watched.owners is None:
         return [(watched.ways[0], None)]
@@ -421,12 +423,12 @@ def _is_same(first: Rounded | None, second: Rounded | None) -> bool:
     return all(a is b or (a is not None and b is not None and bool(torch.as_tensor(a == b).all())) for a, b in pairs)
 
 
-def _tensors(args: Iterable[object]) -> Iterator[Tensor]:
+def _list_tensors(args: Iterable[object]) -> Iterator[Tensor]:
     for each in args:
         if isinstance(each, Tensor):
             yield each
         elif isinstance(each, tuple | list):
-            yield from _tensors(each)
+            yield from _list_tensors(each)
 
 
 def of_rounding(rounding: Rounding) -> Iterator[Finding]:

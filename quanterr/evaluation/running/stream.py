@@ -101,13 +101,13 @@ class Stream:
             slot.fill(convert(tensors[slot.name], slot))
         for unit in self.units.values():
             unit.free()
-            unit.module.forward = partial(self._called, unit)
+            unit.module.forward = partial(self._call_unit, unit)
         self.device, self._graph, self.batches = device, graph, list(batches)
         self._forwards: dict[int, _Forward] = {}
         for number, given in batches.items():
             self._begin(number, given)
 
-    def _called(self, unit: Unit, *args: object, **kwargs: object) -> object:
+    def _call_unit(self, unit: Unit, *args: object, **kwargs: object) -> object:
         forward = getcurrent()
         return forward.ask(unit, args, kwargs) if isinstance(forward, _Forward) else unit.forward(*args, **kwargs)
 

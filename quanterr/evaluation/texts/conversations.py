@@ -119,13 +119,13 @@ class _Reader:
     def read_transcript(self, messages: list[JsonObject], where: str) -> _Conversation:
         """Return the tokens of a transcript with those that the tokenizer puts around it; raises UsageError."""
         shown = self._open(messages, where)
-        kinds = [(each["role"], [part["type"] for part in each["content"]]) for each in shown]
-        if kinds != [("user", ["audio"]), ("assistant", ["text"])]:
+        part_types = [(each["role"], [part["type"] for part in each["content"]]) for each in shown]
+        if part_types != [("user", ["audio"]), ("assistant", ["text"])]:
             raise UsageError(f"{where}: for a model that transcribes, write one sound and its transcript: {TRANSCRIPT}")
-        (sound,), (said,) = (each["content"] for each in shown)
+        (sound,), (transcript,) = (each["content"] for each in shown)
         extract, known = self._processor.feature_extractor, set(self._tokenizer.all_special_ids)
         heard = extract(sound["audio"], sampling_rate=extract.sampling_rate, return_tensors="pt")
-        ids = list(self._tokenizer(said["text"])["input_ids"])
+        ids = list(self._tokenizer(transcript["text"])["input_ids"])
         first = next((n for n, token in enumerate(ids) if token not in known), len(ids) - 1)  # of silence, the end
         return _Conversation(ids, [n >= first for n in range(len(ids))], dict(heard))
 
@@ -194,7 +194,7 @@ def _find_tokens(
                         "{% generation %}: the assistant's tokens cannot be told apart"
                     )
                 turn = after[len(before) :]
-                stop = len(before) + _length_of(turn, tokenizer.eos_token_id)
+                stop = len(before) + _count_generated(turn, tokenizer.eos_token_id)
                 scored[len(before) : stop] = [True] * (stop - len(before))
     except UsageError:
         raise
@@ -208,7 +208,7 @@ def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Jso
     return list(encoded["input_ids"])
 
 
-def _length_of(turn: Sequence[int], end: int | None) -> int:
+def _count_generated(turn: Sequence[int], end: int | None) -> int:
     """Return the number of tokens that the assistant generates in a turn, including the one that ends it."""
     places = [n for n, token in enumerate(turn) if token == end]
     return places[-1] + 1 if places else len(turn)

@@ -101,7 +101,7 @@ def sequence(tokenizer: "PreTrainedTokenizerBase", context: str, continuation: s
     """Return the tokens of a context and its continuation together; the continuation's are scored.
 
     Raises:
-        UsageError: they are a single token.
+        UsageError: both together are a single token.
     """
     whole = tokenizer(context + continuation)["input_ids"]
     if len(whole) < 2:
@@ -123,7 +123,7 @@ def loglikelihoods(
     Padding follows the sequence, so that causal attention does not read it.
     """
     order = sorted(range(len(sequences)), key=lambda n: len(sequences[n].ids))
-    batches = _batches(order, sequences)
+    batches = _make_batches(order, sequences)
     model = architecture.build()
     inputs = {k: inputs_of(model, _pad([sequences[n].ids for n in batch])) for k, batch in enumerate(batches)}
     side = ModelRun(Stream(model, ConversionNames(model, stored), get, inputs, architecture.device), rounding)
@@ -138,7 +138,7 @@ def loglikelihoods(
     return likelihoods
 
 
-def _batches(order: Sequence[int], sequences: Sequence[Scored]) -> list[list[int]]:
+def _make_batches(order: Sequence[int], sequences: Sequence[Scored]) -> list[list[int]]:
     """Group sequences of similar length into batches."""
     batches: list[list[int]] = []
     for n in order:

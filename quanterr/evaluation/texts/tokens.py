@@ -254,23 +254,23 @@ Decode = Callable[[Sequence[int]], str]
 
 def decoder_of(folder: ModelFolder) -> Decode | None:
     """Return a function from token ids to text with special tokens; None without a tokenizer.json."""
-    read = _tokenizer_in(folder)
+    read = _read_tokenizer(folder)
     return None if read is None else lambda ids: str(read.decode(list(ids), skip_special_tokens=False))
 
 
-def _tokenizer_in(folder: ModelFolder) -> "Tokenizer | None":
+def _read_tokenizer(folder: ModelFolder) -> "Tokenizer | None":
     """Return the tokenizer of a tokenizer.json; None if it cannot be read."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_file(str(folder.path / "tokenizer.json"))
-    except Exception:  # the library raises no class of its own
+    except Exception:  # the library has no class for its errors
         return None
 
 
 def read_vocabulary(folder: ModelFolder) -> dict[int, str] | None:
     """Return the tokens of a tokenizer.json by their ids, added ones included; None if it cannot be read."""
-    read = _tokenizer_in(folder)
+    read = _read_tokenizer(folder)
     return None if read is None else {number: token for token, number in read.get_vocab().items()}
 
 
@@ -279,7 +279,7 @@ def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
 
     A tokenizer that was derived from a GGUF file has none, as the same tokenizer is written differently there.
     """
-    read = None if folder.is_made else _tokenizer_in(folder)
+    read = None if folder.is_made else _read_tokenizer(folder)
     if read is None:
         return None
     fields = json.loads(read.to_str())

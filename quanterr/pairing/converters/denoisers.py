@@ -91,7 +91,7 @@ def naming_between(original: Collection[str], quantized: Collection[str]) -> Den
     The result is None unless one checkpoint has the authors' names of a known family, and the other diffusers' names.
     """
     sides = original, quantized
-    best, most = None, 0
+    best, max_matches = None, 0
     for side, names in enumerate(sides):
         families = _find_families(names) if sides[1 - side] else []
         others = {atom for name in sides[1 - side] for atom in atoms_of(name, ()).names} if families else set()
@@ -101,8 +101,8 @@ def naming_between(original: Collection[str], quantized: Collection[str]) -> Den
                 {atom for piece in row.pieces for atom in _list_atoms(piece.partition(":")[0])} for row in held.values()
             )
             n = sum(bool(atoms) and others >= atoms for atoms in pieces)
-            if n > most:
-                best, most = DenoiserNaming(side, held), n
+            if n > max_matches:
+                best, max_matches = DenoiserNaming(side, held), n
     return best
 
 
@@ -147,8 +147,8 @@ def name_family(names: Iterable[str]) -> str | None:
     The most names decide because a name can belong to several families.
     """
     patterns = {_split_ending(_strip_prefix(unify_numbers(name)))[0] for name in names}
-    most, family = max((len(patterns & known), family) for family, known in _list_namings())
-    return family if 2 * most > len(patterns) else None
+    max_matches, family = max((len(patterns & known), family) for family, known in _list_namings())
+    return family if 2 * max_matches > len(patterns) else None
 
 
 @cache

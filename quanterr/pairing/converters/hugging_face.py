@@ -27,6 +27,6 @@ INPUTS_FIRST = frozenset(
 CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
 
 
-def is_of(kinds: Collection[str], table: frozenset[str]) -> bool | None:
+def is_of(model_types: Collection[str], table: frozenset[str]) -> bool | None:
     """Return whether a model is in a table; None if nothing is known of it."""
-    return any(kind in table for kind in kinds) if kinds else None
+    return any(model_type in table for model_type in model_types) if model_types else None

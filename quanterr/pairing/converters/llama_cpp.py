@@ -110,7 +110,7 @@ ENCODERS = frozenset({"bert", "nomic-bert", "nomic-bert-moe", "modern-bert", "ji
 LEFT_OUT = re.compile(
     r"(.*\.)?(pooler\.dense|cls\.predictions|cls\.seq_relationship|position_ids|mlp\.experts\.bias).*"
 )
-# Layers that predict further tokens follow the last block: path in the original → path in that block.
+# Layers for multi-token prediction follow the last block: path in the original → path in their block.
 PREDICTION = (
     (re.compile(r"mtp\.layers\.(\d+)\.(.*)"), r"\2"),
     (re.compile(r"mtp\.fc"), "eh_proj"),

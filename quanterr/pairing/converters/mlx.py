@@ -129,15 +129,17 @@ def rename(path: str) -> str:
     return path
 
 
-def find_change(kinds: Collection[str], path: str, config: JsonFields, original: Iterable[str] | None) -> Change | None:
+def find_change(
+    model_types: Collection[str], path: str, config: JsonFields, original: Iterable[str] | None
+) -> Change | None:
     """Return how mlx-lm changes the values of a weight, given its path without wrappers and ``.weight``; None if not.
 
     ``original``: names of the checkpoint that MLX's was made from; None if it is not known.
     """
-    if not FALCON_H1.isdisjoint(kinds):
+    if not FALCON_H1.isdisjoint(model_types):
         find = MULTIPLIED.get(path.rpartition(".")[2])
         return None if find is None else find(config)
     for row in SHIFTED:
-        if not row.kinds.isdisjoint(kinds) and row.norms.fullmatch(path):
+        if not row.kinds.isdisjoint(model_types) and row.norms.fullmatch(path):
             return Added(1.0) if original is None or any(map(row.originals.fullmatch, original)) else None
     return None

@@ -48,8 +48,8 @@ def export_plan(plan: Plan, consumer: str) -> str:
     check_consumer(consumer)
     modules: dict[str, list[str]] = defaultdict(list)
     for layer in plan.layers:
-        modules[_base_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
-    if refused := _unwritable_recipes(plan, consumer):
+        modules[_find_base_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
+    if refused := _list_unwritable_recipes(plan, consumer):
         raise UsageError(
             f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with recipes that it writes, "
             f"such as --to {','.join(list_writable(consumer))}"
@@ -95,7 +95,7 @@ def consumers_of(plan: Plan) -> list[str]:
     able = [
         name
         for name, consumer in CONSUMERS.items()
-        if not _unwritable_recipes(plan, name) and (consumer.takes_stacks or stack is None)
+        if not _list_unwritable_recipes(plan, name) and (consumer.takes_stacks or stack is None)
     ]
     suffix = next((ending for ending in (".safetensors", ".gguf") if plan.original.endswith(ending)), "")
     return sorted(able, key=lambda name: CONSUMERS[name].reads != suffix)
@@ -117,14 +117,14 @@ def check_consumer(consumer: str | None) -> None:
         raise UsageError(f"--export {display(consumer)}: choose one of {', '.join(CONSUMERS)}")
 
 
-def _base_recipe(layer: PlannedLayer) -> str:
+def _find_base_recipe(layer: PlannedLayer) -> str:
     """Return a layer's recipe without ``:scales=absmax``, as programs scale by the largest element."""
     return layer.recipe.removesuffix(":strict").replace(":scales=absmax", "")
 
 
-def _unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
+def _list_unwritable_recipes(plan: Plan, consumer: str) -> list[str]:
     """Return the recipes of the plan that a program does not write."""
-    recipes = dict.fromkeys(map(_base_recipe, plan.layers))
+    recipes = dict.fromkeys(map(_find_base_recipe, plan.layers))
     return [recipe for recipe in recipes if recipe != ORIGINAL and not CONSUMERS[consumer].writes(recipe)]
 
 
