@@ -1,15 +1,14 @@
 """Findings: faults and suspicions, each with its evidence and a remedy.
 
-Checks produce them, each from one kind of evidence, which the docstring of its module names: ``checks.py`` lists them,
-``contents.py`` has what they are told, and ``running.py`` their order. The findings of compared weights are collected
-here, as one may explain another.
+Checks produce them. ``checks.py`` registers the checks, ``contents.py`` defines their arguments, ``running.py`` their
+order, and the docstring of each module names the evidence that its checks use. The findings of compared weights are
+collected here, as one may explain another.
 
-Each function reports everything it sees. ``explanations`` drops findings that others explain, ``originals``
-restates those that a quantized original misleads, and ``merging`` merges findings that many weights
-share.
+Each check reports everything it sees. ``explanations`` drops findings that others explain, ``originals`` replaces those
+that are wrong because the original is quantized, and ``merging`` merges findings that many weights share.
 
 A finding of severity error makes the result inconclusive, because the numbers then do not measure rounding. So an
-error needs proof: a repair that works, or a level that no correct weight has.
+error needs proof: a repair that works, or an SNR that no correct weight has.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -73,7 +72,7 @@ from quanterr.findings.samples import (
     find_cast_codes,
     measure_factor,
 )
-from quanterr.findings.scale_faults import FACTORS, FEW, ORDERS
+from quanterr.findings.scale_faults import COLUMN_FAULTS, FACTOR_FAULTS, ORDER_FAULTS
 from quanterr.findings.scales import has_good_scales
 from quanterr.findings.sharing import excuse_shared_scales
 from quanterr.findings.sources import CodesReadAgain, check_scale_faults, check_sources, find_limited
@@ -83,8 +82,8 @@ from quanterr.pairing.model import Pair, Pairing, WeightResult
 
 __all__ = ["FindingCollector", "make_finding"]
 
-DOUBTFUL = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
-PROOFS = 3  # most weights to read again to confirm that a common factor corrects them
+DOUBTFUL_CODES = ("implausible_error", "group_outlier", "excess_error")  # findings whose weights are read again
+MAX_PROOFS = 3  # maximum number of weights to read again to confirm that a common factor corrects them
 
 
 class FindingCollector:
@@ -107,10 +106,8 @@ class FindingCollector:
         vectors = {pair.name for pair in plan.pairs if len(pair.original.shape) == 1}
         self._by_norm = {name for fold in plan.folded if fold.source in vectors for name in fold.names}
         self._schemes = plan.labels["quantized"].declarations if "quantized" in plan.labels else None
-        self._declared, self._undone = (
-            find_declared_method(config),
-            {name for fold in plan.folded for name in fold.names},
-        )
+        self._declared = find_declared_method(config)
+        self._undone = {name for fold in plan.folded for name in fold.names}
 
     def add(self, done: WeightResult) -> None:
         """Add a compared weight; its sums are not kept."""
@@ -122,9 +119,9 @@ class FindingCollector:
             return
         method, too_small = self._find_method(pair), underflows(pair, done.sums)
         scheme = self._schemes.of(pair.quantized.name) if self._schemes else None
-        found = list(run_checks_of(WEIGHT, MeasuredWeight(pair, done, method, scheme)))
+        findings = list(run_checks_of(WEIGHT, MeasuredWeight(pair, done, method, scheme)))
         nearest = has_nearest_codes(pair, done, method)
-        good = has_good_scales(pair, done) and all(one.code != "zero_points" for one in found)
+        good = has_good_scales(pair, done) and all(finding.code != "zero_points" for finding in findings)
         facts = {
             UNDERFLOWS: too_small,
             NEAR: nearest and good,
@@ -132,8 +129,8 @@ class FindingCollector:
             ONE_WAY: rounds_one_way(done),
             SIGNED: fits_signed_scales(done),
         }
-        if found:
-            self._of_weights[done.number] = found
+        if findings:
+            self._of_weights[done.number] = findings
         figures = None if done.sums.nonfinite else compute_figures(pair, done.sums)
         self._seen.append(
             WeightSummary(
@@ -163,8 +160,9 @@ class FindingCollector:
     def findings(self, complete: bool, reader: Reader) -> list[Finding]:
         """Return all findings; for an interrupted run (not ``complete``) only those about single weights.
 
-        The steps here are no checks, which know nothing of each other: each takes the weights that those before it
-        leave (a common factor, codes without scales, faults of scales, repairs), or drops what it explains.
+        Unlike checks, which are independent, the steps here follow each other: each searches for its fault (a common
+        factor, codes without scales, faults of scales, repairs) in the weights for which no earlier step found one, or
+        drops the findings that it explains.
         """
         seen = sorted(self._seen, key=attrgetter("number"))
         single = [finding for weight in seen for finding in self._of_weights.get(weight.number, ())]
@@ -175,45 +173,49 @@ class FindingCollector:
         compensated = {weight.pair.name: weight for weight in seen if self._find_method(weight.pair).may_compensate}
         single = excuse_shared_scales(drop_compensated(single, compensated, self._declared.compensates, reader), seen)
         single = name_moved_columns(single, seen, reader)
-        whole, alike = self._check_all(seen, reader)
+        about_all, scaled = self._check_all(seen, reader)
         outliers = find_group_outliers(seen)
         faulty = {finding.layer for finding in single if finding.code in SAMPLED and finding.severity != "info"}
-        limited = find_limited([one.weight for one in outliers if one.weight.pair.name not in faulty], reader)
+        suspects = [outlier.weight for outlier in outliers if outlier.weight.pair.name not in faulty]
+        limited = find_limited(suspects, reader)
         below = list(report_group_outliers(outliers, limited))
         single = [
             finding
             for finding in single
             if finding.layer not in limited or finding.code not in LOW or finding.severity == "error"
         ]
-        doubtful = {finding.layer for finding in (*single, *below) if finding.code in DOUBTFUL}
+        doubtful = {finding.layer for finding in (*single, *below) if finding.code in DOUBTFUL_CODES}
         again = CodesReadAgain(reader, self._declared, self._folded, self._undone)
-        alike_names = {weight.pair.name for weight in seen if weight.number in alike}
-        exact = [
-            weight for weight in seen if weight.pair.name not in alike_names | self._undone
-        ]  # others are known roughly
-        damaged = {finding.layer for finding in single if finding.severity == "error"}  # a repair may say more of these
-        faults = check_scale_faults(exact, again, ORDERS)
-        faults += check_scale_faults([weight for weight in exact if weight.pair.name not in damaged], again, FACTORS)
-        corrected = alike_names.union(*map(list_weights, faults))
+        scaled_names = {weight.pair.name for weight in seen if weight.number in scaled}
+        # The values of other weights are known only approximately.
+        exact = [weight for weight in seen if weight.pair.name not in scaled_names | self._undone]
+        # Repairs may explain the errors of these weights better.
+        damaged = {finding.layer for finding in single if finding.severity == "error"}
+        faults = check_scale_faults(exact, again, ORDER_FAULTS)
+        faults += check_scale_faults(
+            [weight for weight in exact if weight.pair.name not in damaged], again, FACTOR_FAULTS
+        )
+        corrected = scaled_names.union(*map(list_weights, faults))
         casts = list(find_cast_codes(seen, doubtful, reader))
         others = [weight for weight in seen if weight.pair.name not in corrected.union(*map(list_weights, casts))]
-        repairs = list(diagnose([one for one in others if not one.nearest], doubtful, self._plan.pairs, reader))
+        far = [weight for weight in others if not weight.nearest]
+        repairs = list(diagnose(far, doubtful, self._plan.pairs, reader))
         vectors = list(check_vectors(others, self._folded, self._corrected, self._plan.pairs, reader))
         copies = [
             replace(weight, copy=classify_shifted_copy(weight, reader)) if weight.offset else weight for weight in seen
         ]
         last = run_checks_of(LAST, AllWeights(copies, self._same, self._plan, reader))
         broken = set[str]().union(
-            *(list_weights(finding) for finding in (*whole, *single, *repairs) if finding.severity == "error")
+            *(list_weights(finding) for finding in (*about_all, *single, *repairs) if finding.severity == "error")
         )
-        unbroken = [one for one in others if one.pair.name not in broken]
+        unbroken = [weight for weight in others if weight.pair.name not in broken]
         faults += check_scale_faults(
-            [weight for weight in unbroken if weight.pair.name not in self._undone], again, FEW
+            [weight for weight in unbroken if weight.pair.name not in self._undone], again, COLUMN_FAULTS
         )
         sources = check_sources(unbroken, again)
-        found = [*whole, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *last]
-        found += [*self._constant.findings(reader), *self._repeated.findings(reader)]
-        kept = restate_for_quantized_originals(drop_explained(found, _gather_facts(seen, found, corrected)), seen)
+        findings = [*about_all, *casts, *faults, *single, *sources, *repairs, *vectors, *below, *last]
+        findings += [*self._constant.findings(reader), *self._repeated.findings(reader)]
+        kept = restate_for_quantized_originals(drop_explained(findings, _gather_facts(seen, findings, corrected)), seen)
         return merge_bad_rows(merge_excess(restate_for_another_original(kept, seen)), len(seen))
 
     def _find_method(self, pair: Pair) -> Method:
@@ -222,18 +224,18 @@ class FindingCollector:
 
     def _check_all(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the findings about all weights together, and the numbers of the weights that share one factor."""
-        common, alike = self._confirm_common_factor(
+        common, scaled = self._confirm_common_factor(
             [weight for weight in seen if not weight.nearest or (weight.figures and weight.figures.is_scaled)], reader
         )
-        return [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._same, self._plan, reader))], alike
+        return [*common, *run_checks_of(WEIGHTS, AllWeights(seen, self._same, self._plan, reader))], scaled
 
     def _confirm_common_factor(self, seen: list[WeightSummary], reader: Reader) -> tuple[list[Finding], set[int]]:
         """Return the finding of a factor that many weights share, and their numbers, if a sample confirms it."""
         unfolded = [weight for weight in seen if weight.pair.name.rpartition(".")[0] not in self._folded]
-        alike = find_common_factor(unfolded)
-        for weight in alike[:PROOFS]:
+        scaled = find_common_factor(unfolded)
+        for weight in scaled[:MAX_PROOFS]:
             if weight.figures and (measured := measure_factor(weight.pair, weight.figures, not weight.nearest, reader)):
-                return [report_common_factor(alike, unfolded, *measured)], {one.number for one in alike}
+                return [report_common_factor(scaled, unfolded, *measured)], {weight.number for weight in scaled}
         return [], set()
 
 
@@ -243,13 +245,13 @@ def _share_facts(*facts: str) -> frozenset[str]:
 
 
 def _gather_facts(
-    seen: Iterable[WeightSummary], found: Sequence[Finding], corrected: Collection[str] = frozenset()
+    seen: Iterable[WeightSummary], findings: Sequence[Finding], corrected: Collection[str] = frozenset()
 ) -> Facts:
     """Map each fact to the names of the weights that have it, among the weights that the findings are about.
 
-    Those whose codes fit other scales (``corrected``) have no other fact: it would be about the scales as stored.
+    Weights whose codes fit other scales (``corrected``) have no other fact, as facts are about the stored scales.
     """
-    names = set[str]().union(*map(list_weights, found)).difference(corrected)
+    names = set[str]().union(*map(list_weights, findings)).difference(corrected)
     about = [weight for weight in seen if weight.pair.name in names]
-    facts = {fact: {one.pair.name for one in about if fact in one.facts} for fact in FACTS}
+    facts = {fact: {weight.pair.name for weight in about if fact in weight.facts} for fact in FACTS}
     return facts | {CORRECTED_SCALES: corrected}

@@ -15,7 +15,7 @@ from quanterr.checkpoints import GgufMetadata
 from quanterr.documents.base import Finding
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
-from quanterr.findings.configs import CONFIG, EXPLAINING, GGUF
+from quanterr.findings.configs import CONFIG, GGUF, SIZE_KEYS
 from quanterr.findings.contents import Contents, Stored
 from quanterr.util.strict_json import JsonFields
 
@@ -23,7 +23,7 @@ from quanterr.util.strict_json import JsonFields
 BLOCK_PREFIX = r"(?:blk|(?:model\.)?(?:language_model\.)?(?:model\.)?layers)\.(\d+)\."
 PROJECTION = re.compile(BLOCK_PREFIX + r"(?:self_attn\.([qkvo])_proj|attn_(q|k|v|output))\.weight")
 WINDOW_KEY = "attention.key_length_swa"  # present if layers with a sliding window have heads of another size (Gemma 4)
-UNEVEN_KEYS = (*EXPLAINING, "linear_attn_config", "block_configs", "attention.kv_lora_rank")  # heads of several sizes
+UNEVEN_KEYS = (*SIZE_KEYS, "linear_attn_config", "block_configs", "attention.kv_lora_rank")  # heads of several sizes
 CHECKED_ARCHITECTURES = frozenset({"llama", "deci", "falcon", "llama-embed"})  # llama.cpp checks their n_rot
 FULLY_ROTATED = CHECKED_ARCHITECTURES | {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3"}
 REMEDY = "convert or quantize again from the original's configuration: runtimes split projections by what is declared"

@@ -1,6 +1,6 @@
-"""The list of checks: functions that make findings, each with the codes of its findings and with what it needs.
+"""The list of checks: functions that make findings, each with the codes of its findings and the data that it needs.
 
-A check takes one argument, which ``Of`` names: the same for all that are about the same.
+A check takes one argument, whose type follows from what the check is about (``Of``).
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from quanterr.documents.finding_codes import CODES
 
 
 class Needs(IntEnum):
-    """What must be known before a check can run; each includes those before it."""
+    """The data that a check needs; each level includes those before it."""
 
     HEADERS = 0  # names, shapes and dtypes of stored tensors, and which format they are in
     DECLARED = 1  # configurations, labels and metadata
@@ -21,15 +21,15 @@ class Needs(IntEnum):
 
 
 class Of(IntEnum):
-    """What a check is about."""
+    """The subject of a check, and the type of its argument."""
 
     EACH = 0  # ``Contents``: each side of a comparison; a checkpoint alone
     QUANTIZED = 1  # ``Contents``: the quantized side; a checkpoint alone
     ALONE = 2  # ``Contents``: a checkpoint alone; in a comparison, the original shows more
     BOTH = 3  # ``Comparison``: the two sides
     WEIGHT = 4  # ``MeasuredWeight``: a compared weight whose sides differ
-    WEIGHTS = 5  # ``layers.AllWeights``: all of these together
-    LAST = 6  # ``layers.AllWeights``, again: what no search for the fault of a weight takes into account
+    WEIGHTS = 5  # ``layers.AllWeights``: all compared weights together
+    LAST = 6  # ``layers.AllWeights``, too, but after the search for faults of weights, which ignores these findings
 
 
 HEADERS, DECLARED, VALUES, RESULT = Needs

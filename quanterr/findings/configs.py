@@ -1,7 +1,7 @@
 """Differences between the configurations (config.json or GGUF metadata) of both checkpoints.
 
-Only keys that change the model's outputs count. Programs omit defaults: where a side lacks a key, and what loaders then
-assume is known (defaults.py), that counts; else the key is not compared.
+Only keys that change the model's outputs count. Programs omit defaults: if a side lacks a key, the value that loaders
+assume is compared if it is known (defaults.py); otherwise the key is not compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
 from quanterr.util.text import display
 
-FLOAT32 = 2.0**-23  # largest relative difference of equal numbers: GGUF stores float32
+FLOAT32_ERROR = 2.0**-23  # largest relative difference of equal numbers: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
 EMBEDDING = "embedding"  # role
-LEAST = 3  # any model's configuration has this many keys
+MIN_KEYS = 3  # any model's configuration has this many keys
 REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
 
 # Keys that change a model's outputs, each with its names in other families of architectures.
@@ -58,7 +58,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "residual_multiplier": (),
     "attention_multiplier": (),
 }
-OF_GGUF = {
+GGUF_KEYS = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
@@ -75,16 +75,21 @@ OF_GGUF = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
-OF_ROPE = ("rope_theta", "partial_rotary_factor")  # keys that transformers 5 moved into rope_parameters
-NAMES = {"type": "rope_type"}  # keys of rope_scaling: former name → present name
-ALIKE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"}
-ROTATED = "rope_freqs.weight"  # in a GGUF file: the factors of llama3's rope_scaling
-SHORT = "rope_factors_short.weight"  # in a GGUF file: the factors of longrope
-FACTORS = ("rope.scaling.factor", "rope.scale_linear")  # keys of a GGUF file for the factor of a scaling
-LONGROPE, SCALED = ("longrope", "su"), ("linear", "yarn")  # kinds of rope_scaling
+ROPE_KEYS = ("rope_theta", "partial_rotary_factor")  # keys that transformers 5 moved into rope_parameters
+RENAMED_ROPE_KEYS = {"type": "rope_type"}  # keys of rope_scaling: former name → present name
+SAME_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+}
+ROPE_FACTORS = "rope_freqs.weight"  # in a GGUF file: the factors of llama3's rope_scaling
+SHORT_ROPE_FACTORS = "rope_factors_short.weight"  # in a GGUF file: the factors of longrope
+SCALING_FACTOR_KEYS = ("rope.scaling.factor", "rope.scale_linear")  # keys of a GGUF file for the factor of a scaling
+LONGROPE_TYPES, SCALED_TYPES = ("longrope", "su"), ("linear", "yarn")  # values of rope_type
 TIED = "tie_word_embeddings"
 # Keys that explain why llama.cpp's converter writes other sizes.
-EXPLAINING = (
+SIZE_KEYS = (
     "kv_lora_rank",
     "num_nextn_predict_layers",
     "block_auto_adjust_ff_dim",
@@ -92,13 +97,13 @@ EXPLAINING = (
     "per_layer_config",
 )
 HEADS = ("lm_head.", "output.", "embed_out.")
-SAMPLED = 1 << 12  # bytes that show whether two weights are the same
+SAMPLE_BYTES = 1 << 12  # first bytes of two weights that are compared
 
 
 class ModelFields(NamedTuple):
     """Values that a configuration declares, by the keys of KEYS, and the place that declares them.
 
-    ``assumed`` are the values that loaders take for keys which it lacks; ``facts`` says so in words.
+    ``assumed`` are the values that loaders take for keys which it lacks, and ``facts`` the texts about them.
     """
 
     values: JsonFields
@@ -107,7 +112,7 @@ class ModelFields(NamedTuple):
     facts: Mapping[str, str] = MappingProxyType({})
 
     def find(self, key: str) -> object:
-        """Return the value that counts for a key; None if it is unknown."""
+        """Return the declared or assumed value of a key; None if it is unknown."""
         return self.values.get(key, self.assumed.get(key))
 
     def describe(self, key: str) -> str:
@@ -117,25 +122,25 @@ class ModelFields(NamedTuple):
 
 @check("config_mismatch", needs=DECLARED, of=BOTH)
 def check_configs(comparison: Comparison) -> Iterator[Finding]:
-    """Report what both sides declare differently."""
+    """Report keys that both sides declare differently."""
     yield from compare_configs(comparison.original.checkpoint, comparison.quantized.checkpoint)
 
 
 def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Finding]:
     """Report each key that changes the model's outputs and that the two checkpoints declare differently."""
     there, here = _read_fields(original), _read_fields(quantized)
-    if len(there.values) < LEAST or len(here.values) < LEAST:
+    if len(there.values) < MIN_KEYS or len(here.values) < MIN_KEYS:
         return
-    unlike = (
-        _keys_of_other_meaning(there.values) if GGUF in (there.where, here.where) and there.where != here.where else ()
+    incomparable = (
+        _list_incomparable_keys(there.values) if GGUF in (there.where, here.where) and there.where != here.where else ()
     )
-    if GGUF not in (there.where, here.where):  # the same program assumes the same for both
+    if GGUF not in (there.where, here.where):  # the same program loads both, with the same defaults
         there, here = (ModelFields(side.values, side.where) for side in (there, here))
     for key in {**there.values, **there.assumed}:
-        value, own = there.find(key), here.find(key)
-        if own is None or key in unlike or key == TIED or _are_equal(value, own):
+        value, here_value = there.find(key), here.find(key)
+        if here_value is None or key in incomparable or key == TIED or _are_equal(value, here_value):
             continue
-        if key != "vocab_size" or not _stores_rows(quantized, own):  # else more rows are reported with the weight
+        if key != "vocab_size" or not _stores_rows(quantized, here_value):  # additional rows have their own finding
             yield _report_difference(there, here, key)
     yield from _check_tied_head(there, here, original, quantized)
     yield from _check_rope_scaling(there, here, quantized)
@@ -153,77 +158,85 @@ def _read_fields(checkpoint: Checkpoint) -> ModelFields:
         return ModelFields(values, GGUF, *assume_for_gguf(checkpoint.gguf, values))
     config = checkpoint.model_config
     rope = as_object(config.get("rope_parameters"))
-    found = {key: config[name] for key, names in KEYS.items() for name in reversed((key, *names)) if name in config}
-    found |= {key: rope[key] for key in OF_ROPE if key not in found and key in rope}
+    declared = {key: config[name] for key, names in KEYS.items() for name in reversed((key, *names)) if name in config}
+    declared |= {key: rope[key] for key in ROPE_KEYS if key not in declared and key in rope}
     if "use_sliding_window" in config and not config["use_sliding_window"]:
-        found.pop("sliding_window", None)
-    for key in (TIED, *EXPLAINING):
+        declared.pop("sliding_window", None)
+    for key in (TIED, *SIZE_KEYS):
         if key in config:
-            found[key] = config[key]
-    found["rope_scaling"] = _normalize_rope_scaling(as_object(config.get("rope_scaling")) or rope) if found else None
-    values = {key: value for key, value in found.items() if value is not None}
+            declared[key] = config[key]
+    declared["rope_scaling"] = (
+        _normalize_rope_scaling(as_object(config.get("rope_scaling")) or rope) if declared else None
+    )
+    values = {key: value for key, value in declared.items() if value is not None}
     return ModelFields(values, CONFIG, *assume_for_transformers(config))
 
 
 def _read_gguf_fields(metadata: GgufMetadata) -> JsonObject:
     """Return the values that GGUF metadata declares, by the keys of KEYS."""
-    names = {**OF_GGUF, **list_keys(metadata.architecture)}
-    own = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in names.items()}
+    names = {**GGUF_KEYS, **list_keys(metadata.architecture)}
+    raw = {key: metadata.values.get(f"{metadata.architecture}.{name}") for key, name in names.items()}
     epsilons = [metadata.values.get(f"{metadata.architecture}.{name}") for name in EPSILONS]
-    own["rms_norm_eps"] = next((epsilon for epsilon in epsilons if epsilon is not None), None)
-    layers, predicting = own["num_hidden_layers"], metadata.get_model_int("nextn_predict_layers") or 0
+    raw["rms_norm_eps"] = next((epsilon for epsilon in epsilons if epsilon is not None), None)
+    layers, predicting = raw["num_hidden_layers"], metadata.get_model_int("nextn_predict_layers") or 0
     if isinstance(layers, int):
-        own["num_hidden_layers"] = layers - predicting  # these layers are counted as blocks
-    found: JsonObject = {
+        raw["num_hidden_layers"] = layers - predicting  # block_count includes the layers of multi-token prediction
+    fields: JsonObject = {
         key: value
-        for key, value in own.items()
+        for key, value in raw.items()
         if isinstance(value, bool) or (isinstance(value, int | float) and value)
     }
-    if "scoring_func" in found:
-        found["scoring_func"] = GATES.get(own["scoring_func"])
-    return found
+    if "scoring_func" in fields:
+        fields["scoring_func"] = GATES.get(raw["scoring_func"])
+    return fields
 
 
-def _keys_of_other_meaning(config: JsonFields) -> set[str]:
-    """Return the keys whose values llama.cpp's converter writes with another meaning than in config.json."""
-    unlike = {"hidden_activation", "rope_scaling"}
-    # The two may mean the size of dense blocks or of single experts, and some sizes are computed.
+def _list_incomparable_keys(config: JsonFields) -> set[str]:
+    """Return the keys whose values mean something else in config.json than in the file of llama.cpp's converter."""
+    incomparable = {"hidden_activation", "rope_scaling"}
+    # The size may be that of dense blocks or of single experts, and the converter computes some sizes.
     if "num_experts" in config or "block_auto_adjust_ff_dim" in config:
-        unlike |= {"intermediate_size"}
+        incomparable |= {"intermediate_size"}
     if "kv_lora_rank" in config:  # attention with latent keys is stored as if it had one head
-        unlike |= {"num_key_value_heads", "head_dim"}
+        incomparable |= {"num_key_value_heads", "head_dim"}
     if config.keys() & {"global_head_dim", "per_layer_config"}:  # heads of layers with full attention are wider
-        unlike |= {"head_dim"}
+        incomparable |= {"head_dim"}
     if "alpha" in as_object(config.get("rope_scaling")):  # Hunyuan: the converter computes another base from it
-        unlike |= {"rope_theta"}
+        incomparable |= {"rope_theta"}
     if config.get("num_nextn_predict_layers"):  # the converter counts these layers as blocks
-        unlike |= {"num_hidden_layers"}
-    return unlike
+        incomparable |= {"num_hidden_layers"}
+    return incomparable
 
 
 def _normalize_rope_scaling(rope: JsonFields) -> JsonObject | None:
     """Return rope_scaling with present key names and without empty keys.
 
-    The result is empty if nothing is scaled, and None if each kind of layer has its own scaling.
+    The result is empty if nothing is scaled, and None if the scaling depends on the type of the layer.
     """
-    if any(isinstance(value, dict) for value in rope.values()):  # one per kind of layer
+    if any(isinstance(value, dict) for value in rope.values()):  # one for each type of layer
         return None
-    found = {NAMES.get(key, key): value for key, value in rope.items() if value is not None and key != "rope_theta"}
-    return {} if found.get("rope_type", "default") == "default" else found
+    scaling = {
+        RENAMED_ROPE_KEYS.get(key, key): value
+        for key, value in rope.items()
+        if value is not None and key != "rope_theta"
+    }
+    return {} if scaling.get("rope_type", "default") == "default" else scaling
 
 
-def _are_equal(one: object, other: object) -> bool:
+def _are_equal(value: object, other: object) -> bool:
     """Return True if two declared values mean the same."""
-    if isinstance(one, list) and not isinstance(other, list):  # one value per layer
-        return any(_are_equal(each, other) for each in one)
-    if isinstance(one, str) and isinstance(other, str):
-        return ALIKE.get(one, one) == ALIKE.get(other, other)
+    if isinstance(value, list) and not isinstance(other, list):  # one value per layer
+        return any(_are_equal(element, other) for element in value)
+    if isinstance(value, str) and isinstance(other, str):
+        return SAME_ACTIVATIONS.get(value, value) == SAME_ACTIVATIONS.get(other, other)
     numbers = (int, float)
-    if isinstance(one, numbers) and isinstance(other, numbers):
-        return one == other or isclose(_as_float(one), _as_float(other), rel_tol=FLOAT32)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_are_equal(one[key], other[key]) for key in one.keys() & other.keys()) and bool(one) == bool(other)
-    return bool(one == other)
+    if isinstance(value, numbers) and isinstance(other, numbers):
+        return value == other or isclose(_as_float(value), _as_float(other), rel_tol=FLOAT32_ERROR)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return all(_are_equal(value[key], other[key]) for key in value.keys() & other.keys()) and bool(value) == bool(
+            other
+        )
+    return bool(value == other)
 
 
 def _as_float(number: float) -> float:
@@ -236,10 +249,14 @@ def _as_float(number: float) -> float:
 
 def _report_difference(there: ModelFields, here: ModelFields, key: str) -> Finding:
     """Return the finding that the two sides declare ``key`` differently."""
-    value, own = there.find(key), here.find(key)
-    said = _show(value) if key in there.values and key in here.values else there.describe(key)
-    message = f"{here.where} of the quantized checkpoint {here.describe(key)}, {there.where} of the original {said}"
-    return make_finding("config_mismatch", "warning", None, message, REMEDY, key=key, original=value, quantized=own)
+    value, here_value = there.find(key), here.find(key)
+    there_text = _show(value) if key in there.values and key in here.values else there.describe(key)
+    message = (
+        f"{here.where} of the quantized checkpoint {here.describe(key)}, {there.where} of the original {there_text}"
+    )
+    return make_finding(
+        "config_mismatch", "warning", None, message, REMEDY, key=key, original=value, quantized=here_value
+    )
 
 
 def _show(value: object) -> str:
@@ -250,12 +267,12 @@ def _show(value: object) -> str:
 def _check_tied_head(
     there: ModelFields, here: ModelFields, original: Checkpoint, quantized: Checkpoint
 ) -> Iterator[Finding]:
-    """Report a stored output layer that runtimes would ignore, or a declared one that is missing."""
-    value, own = there.values.get(TIED), here.values.get(TIED)
+    """Report a stored output layer that runtimes ignore, or a declared output layer that is missing."""
+    value, here_value = there.values.get(TIED), here.values.get(TIED)
     stored = any(name.startswith(HEADS) for name in quantized.entries)
-    if (value, own) in ((True, False), (False, True)) and not (own is False and stored):
+    if (value, here_value) in ((True, False), (False, True)) and not (here_value is False and stored):
         yield _report_difference(there, here, TIED)
-    elif value is None and own is True and stored and (head := _find_own_head(original)):
+    elif value is None and here_value is True and stored and (head := _find_untied_head(original)):
         message = (
             f"{here.where} of the quantized checkpoint declares {TIED}, {there.where} of the original does not, and "
             f"its {display(head)} is not its embedding: loaders of the quantized checkpoint ignore the output layer"
@@ -263,7 +280,7 @@ def _check_tied_head(
         yield make_finding("config_mismatch", "warning", None, message, REMEDY, key=TIED, original=None, quantized=True)
 
 
-def _find_own_head(checkpoint: Checkpoint) -> str | None:
+def _find_untied_head(checkpoint: Checkpoint) -> str | None:
     """Return the output layer if its first values are not those of the embedding; None if they may be tied."""
     tied = find_tied_head({TIED: True}, checkpoint.entries)
     if tied is None:
@@ -271,7 +288,7 @@ def _find_own_head(checkpoint: Checkpoint) -> str | None:
     head, embedding = (checkpoint.entries[name] for name in tied)
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return None
-    n = min(SAMPLED, head.nbytes)
+    n = min(SAMPLE_BYTES, head.nbytes)
     first, other = (entry.file.read(entry.offset, n) for entry in (head, embedding))
     return None if first == other else tied.head
 
@@ -280,30 +297,34 @@ def _check_rope_scaling(there: ModelFields, here: ModelFields, quantized: Checkp
     """Report a GGUF file whose rotary factors are missing although the original declares them, or the reverse."""
     if here.where != GGUF or there.where != CONFIG:
         return
-    scaling, stored = there.values.get("rope_scaling"), ROTATED in quantized.entries
+    scaling, stored = there.values.get("rope_scaling"), ROPE_FACTORS in quantized.entries
     if stored and scaling == {}:
-        message = f"config.json of the original declares no rope_scaling, but the quantized checkpoint stores {ROTATED}"
+        message = (
+            f"config.json of the original declares no rope_scaling, but the quantized checkpoint stores {ROPE_FACTORS}"
+        )
         remedy = "convert the model again: runtimes would rotate by other frequencies"
         yield make_finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
     rope = as_object(scaling)
-    kind = str(rope.get("rope_type"))
-    lacking = _find_lacking_factors(kind, rope.get("factor"), quantized)
+    rope_type = str(rope.get("rope_type"))
+    lacking = _find_lacking_factors(rope_type, rope.get("factor"), quantized)
     if lacking:
-        message = f"config.json of the original declares rope_scaling {kind}, but the quantized checkpoint {lacking}"
-        when = "beyond a few thousand tokens " if kind == "llama3" else ""
+        message = (
+            f"config.json of the original declares rope_scaling {rope_type}, but the quantized checkpoint {lacking}"
+        )
+        when = "beyond a few thousand tokens " if rope_type == "llama3" else ""
         remedy = f"convert the model again: {when}runtimes would rotate by other frequencies"
         yield make_finding("config_mismatch", "warning", None, message, remedy, key="rope_scaling")
 
 
-def _find_lacking_factors(kind: str, factor: object, quantized: Checkpoint) -> str | None:
-    """Return in words what a GGUF file lacks for a declared kind of rope_scaling; None if it lacks nothing."""
-    needed = {"llama3": ROTATED, **dict.fromkeys(LONGROPE, SHORT)}.get(kind)
+def _find_lacking_factors(rope_type: str, factor: object, quantized: Checkpoint) -> str | None:
+    """Return a text about what a GGUF file lacks for a declared rope_type; None if it lacks nothing."""
+    needed = {"llama3": ROPE_FACTORS, **dict.fromkeys(LONGROPE_TYPES, SHORT_ROPE_FACTORS)}.get(rope_type)
     if needed is not None:
         return None if needed in quantized.entries else f"stores no {needed}"
-    if kind not in SCALED or factor in (None, 1, 1.0) or quantized.gguf is None:
+    if rope_type not in SCALED_TYPES or factor in (None, 1, 1.0) or quantized.gguf is None:
         return None
     values, architecture = quantized.gguf.values, quantized.gguf.architecture
-    if not any(f"{architecture}.{key}" in values for key in FACTORS):
-        return f"lacks {architecture}.{FACTORS[0]}, so that llama.cpp scales nothing"
+    if not any(f"{architecture}.{key}" in values for key in SCALING_FACTOR_KEYS):
+        return f"lacks {architecture}.{SCALING_FACTOR_KEYS[0]}, so that llama.cpp scales nothing"
     name = f"{architecture}.rope.scaling.type"
-    return None if kind == "linear" or name in values else f"lacks {name}, so that llama.cpp scales linearly"
+    return None if rope_type == "linear" or name in values else f"lacks {name}, so that llama.cpp scales linearly"

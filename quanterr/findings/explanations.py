@@ -173,7 +173,7 @@ def drop_explained(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
     """Return the findings that nothing explains, in their order.
 
     Args:
-        found: all findings.
+        findings: all findings.
         facts: fact → names of the weights that have it.
     """
     kept = list(findings)

@@ -27,7 +27,7 @@ from quanterr.tensors.in_memory import is_dequantized
 from quanterr.util.text import count, display, listed
 
 
-class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many as weights
+class WeightSummary(Struct, frozen=True, gc=False):  # without gc, as there is one for each weight
     """Facts about a compared weight whose sides differ, kept until the end of the run."""
 
     number: int
@@ -41,10 +41,10 @@ class WeightSummary(Struct, frozen=True, gc=False):  # in all, there are as many
     attainable_db: float | None = None  # SNR of the nearest codes with the stored scales
     nearest: bool = False  # about as good as its scales allow
     copy: Copy | None = None  # kind of copy of the original, if neither side is quantized
-    excess_db: float | None = None  # error beyond the nearest codes
+    excess_db: float | None = None  # loss in dB compared with the nearest codes
     ones: bool = False  # a norm whose quantized values are all 1
-    unlike_columns: tuple[int, ...] = ()  # that may hold other values
-    moved: bool = False  # codes of 8 bits are two or more steps off, which no rounding leaves
+    unlike_columns: tuple[int, ...] = ()  # columns that may hold the values of other columns
+    moved: bool = False  # 8-bit codes are two or more steps from their values, which no rounding causes
 
     @property
     def near(self) -> bool:
@@ -77,36 +77,36 @@ def is_norm_of_ones(pair: Pair, sums: Sums) -> bool:
 
 
 def find_common_factor(seen: Sequence[WeightSummary]) -> list[WeightSummary]:
-    """Return the weights that seem to be off by one factor, the same for all; empty if there is none."""
-    off = [weight for weight in seen if weight.figures and not weight.ones and _is_multiple(weight.figures)]
-    if len(off) < 2 or len({one.figures.factor > 0 for one in off if one.figures}) > 1:
+    """Return the weights that seem to differ from their originals by a common factor; empty if there is none."""
+    scaled = [weight for weight in seen if weight.figures and not weight.ones and _is_multiple(weight.figures)]
+    if len(scaled) < 2 or len({weight.figures.factor > 0 for weight in scaled if weight.figures}) > 1:
         return []
-    logs = {one.number: log(abs(one.figures.factor)) for one in off if one.figures}
+    logs = {weight.number: log(abs(weight.figures.factor)) for weight in scaled if weight.figures}
     middle = median(logs.values())
-    near = (
+    tolerance = (
         FACTOR_TOLERANCE
-        if any(one.figures and one.figures.gains for one in off)
+        if any(weight.figures and weight.figures.gains for weight in scaled)
         else min(FACTOR_TOLERANCE, abs(middle))
     )
-    alike = [one for one in off if abs(logs[one.number] - middle) < near]
-    return alike if len(alike) >= max(2, len(off) / 2) else []
+    agreeing = [weight for weight in scaled if abs(logs[weight.number] - middle) < tolerance]
+    return agreeing if len(agreeing) >= max(2, len(scaled) / 2) else []
 
 
 def _is_multiple(figures: Figures) -> bool:
-    """Return True if a weight is like its original times a factor."""
+    """Return True if a weight is about its original times a factor."""
     return (figures.gains or figures.is_scaled) and abs(figures.cosine) > ALIGNED_COSINE
 
 
 def report_common_factor(
-    alike: Sequence[WeightSummary], seen: Iterable[WeightSummary], factor: float, doubt: float
+    scaled: Sequence[WeightSummary], seen: Iterable[WeightSummary], factor: float, doubt: float
 ) -> Finding:
-    """Report a factor that many weights share, and which is known but for a relative error of ``doubt``."""
-    names = [one.pair.name for one in alike]
-    after = min(one.figures.rescaled_db for one in alike if one.figures)
-    before = min(one.figures.snr_db for one in alike if one.figures)
-    scales = alike[0].scales if len({one.scales for one in alike}) == 1 else None
+    """Report a factor that many weights share; ``doubt`` is the relative error of the factor."""
+    names = [weight.pair.name for weight in scaled]
+    after = min(weight.figures.rescaled_db for weight in scaled if weight.figures)
+    before = min(weight.figures.snr_db for weight in scaled if weight.figures)
+    scales = scaled[0].scales if len({weight.scales for weight in scaled}) == 1 else None
     factors = [abs(weight.figures.factor) for weight in seen if weight.figures and _is_multiple(weight.figures)]
-    is_cast = all(one.pair.quantized.encoding == "cast" for one in alike)
+    is_cast = all(weight.pair.quantized.encoding == "cast" for weight in scaled)
     explained = explain_factor(factor, scales, factors, is_cast, doubt)
     gained = "all are exact" if after == EXACT_DB else f"the worst has {after:.1f} dB"
     message = (
@@ -149,17 +149,17 @@ def find_group_outliers(seen: Iterable[WeightSummary]) -> list[GroupOutlier]:
         if weight.figures and len(weight.pair.original.shape) > 1:
             key = weight.pair.quantized.format, weight.figures.bits, role_of(weight.pair.name)
             groups.setdefault(key, []).append(weight)
-    found = []
+    outliers = []
     for (_, _, role), group in groups.items():
-        levels = [one.figures.snr_db for one in group if one.figures]
+        levels = [weight.figures.snr_db for weight in group if weight.figures]
         if len(group) <= MIN_PEERS:
             continue
         middle = median(levels)
         spread = median(abs(level - middle) for level in levels)
         limit = min(middle - max(BIT_DB, CHANCE_DEVIATIONS * spread), FINE_DB)
-        below = [(one, level) for one, level in zip(group, levels, strict=True) if level < limit]
-        found += [GroupOutlier(one, level, middle, len(group), role) for one, level in below]
-    return found
+        below = [(weight, level) for weight, level in zip(group, levels, strict=True) if level < limit]
+        outliers += [GroupOutlier(weight, level, middle, len(group), role) for weight, level in below]
+    return outliers
 
 
 def report_group_outliers(outliers: Sequence[GroupOutlier], limited: Collection[str]) -> Iterator[Finding]:
@@ -167,20 +167,23 @@ def report_group_outliers(outliers: Sequence[GroupOutlier], limited: Collection[
 
     Args:
         outliers: these weights.
-        limited: names of those whose codes are about the nearest, so that only another format would gain.
+        limited: names of the weights whose codes are about the nearest, so that only another format helps.
     """
-    for one in outliers:
-        name = one.weight.pair.name
+    for outlier in outliers:
+        name = outlier.weight.pair.name
         if name not in limited:
-            message = f"{display(name)}: {_describe_outlier(one)}"
+            message = f"{display(name)}: {_describe_outlier(outlier)}"
             remedy = "quantize it again, or leave it in higher precision"
-            levels = {"snr_db": one.snr_db, "median_snr_db": one.median_db}
+            levels = {"snr_db": outlier.snr_db, "median_snr_db": outlier.median_db}
             yield make_finding("group_outlier", "warning", name, message, remedy, **levels)
     # The error of a rotated weight depends on the rotation that undoes it, whatever the format of its codes.
-    plain = [one for one in outliers if not one.weight.pair.quantized.rotated]
-    same = [one for one in plain if one.weight.pair.name in limited]
-    if same:
-        worst, names = min(same, key=lambda one: one.snr_db - one.median_db), [one.weight.pair.name for one in same]
+    unrotated = [outlier for outlier in outliers if not outlier.weight.pair.quantized.rotated]
+    limited_outliers = [outlier for outlier in unrotated if outlier.weight.pair.name in limited]
+    if limited_outliers:
+        worst, names = (
+            min(limited_outliers, key=lambda outlier: outlier.snr_db - outlier.median_db),
+            [outlier.weight.pair.name for outlier in limited_outliers],
+        )
         message = (
             f"{count(len(names), 'weight')} far below others of the same format and role, although codes are about the "
             f"nearest that their scales allow: {listed(names, 3)}; the worst: {display(worst.weight.pair.name)}: "
@@ -194,10 +197,10 @@ def report_group_outliers(outliers: Sequence[GroupOutlier], limited: Collection[
         yield make_finding("group_outlier", "info", None, message, remedy, layers=names, **levels)
 
 
-def _describe_outlier(one: GroupOutlier) -> str:
+def _describe_outlier(outlier: GroupOutlier) -> str:
     return (
-        f"{one.snr_db:.1f} dB; the median of the {one.peers} weights of {one.weight.pair.quantized.format} in "
-        f"{one.role} is {one.median_db:.1f} dB"
+        f"{outlier.snr_db:.1f} dB; the median of the {outlier.peers} weights of "
+        f"{outlier.weight.pair.quantized.format} in {outlier.role} is {outlier.median_db:.1f} dB"
     )
 
 
@@ -210,7 +213,7 @@ def check_constant_scales(weights: AllWeights) -> Iterator[Finding]:
         if weight.scales and weight.scales.number and weight.scales.low == weight.scales.high == 1
     ]
     if ones:
-        names = [one.pair.name for one in ones]
+        names = [weight.pair.name for weight in ones]
         message = f"every scale of {count(len(names), 'weight')} is 1: {listed(names, 3)}"
         remedy = "nothing if the weights were cast without scaling; otherwise the scales were dropped"
         yield make_finding("scale_constant", "info", None, message, remedy, layers=names)
@@ -220,30 +223,35 @@ def check_constant_scales(weights: AllWeights) -> Iterator[Finding]:
 def check_norm_offsets(weights: AllWeights) -> Iterator[Finding]:
     """Report norms that one side stores around 0 and the other around 1.
 
-    If all norms of a kind differ in this way, a convention explains it (a warning); otherwise it is an error.
+    If the norm of the same name differs in this way in all blocks, a convention explains it (a warning); otherwise it
+    is an error.
     """
     seen, pairs = weights.seen, weights.pairing.pairs
-    off = [weight for weight in seen if weight.offset is not None]
-    if not off:
+    shifted = [weight for weight in seen if weight.offset is not None]
+    if not shifted:
         return
-    like: dict[str, list[float | None]] = {}
-    offsets = {one.pair.name: one.offset for one in off}
+    offsets_by_family: dict[str, list[float | None]] = {}
+    offsets = {weight.pair.name: weight.offset for weight in shifted}
     for pair in pairs:
         if _is_norm(pair):
-            like.setdefault(_family_of(pair.name), []).append(offsets.get(pair.name))
-    by_convention = {kind for kind, found in like.items() if len(set(found)) == 1 and found[0] is not None}
-    if sum(len(like[kind]) for kind in by_convention) == 1 < len(like):
+            offsets_by_family.setdefault(_find_family(pair.name), []).append(offsets.get(pair.name))
+    by_convention = {
+        family
+        for family, family_offsets in offsets_by_family.items()
+        if len(set(family_offsets)) == 1 and family_offsets[0] is not None
+    }
+    if sum(len(offsets_by_family[family]) for family in by_convention) == 1 < len(offsets_by_family):
         by_convention.clear()  # one norm alone makes no convention
-    yield from _report_offsets([one for one in off if _family_of(one.pair.name) in by_convention])
-    for one in off:
-        if _family_of(one.pair.name) not in by_convention:
-            zeros = ", which leaves zeros" if one.zero else ""
+    yield from _report_offsets([weight for weight in shifted if _find_family(weight.pair.name) in by_convention])
+    for weight in shifted:
+        if _find_family(weight.pair.name) not in by_convention:
+            zeros = ", which leaves zeros" if weight.zero else ""
             message = (
-                f"{display(one.pair.name)}: the original's {_describe_offset(one)} throughout{zeros}, unlike other "
-                "norms: no convention explains it"
+                f"{display(weight.pair.name)}: the original's {_describe_offset(weight)} throughout{zeros}, unlike "
+                "other norms: no convention explains it"
             )
-            remedy = "check what wrote this tensor"
-            yield make_finding("norm_offset", "error", one.pair.name, message, remedy, offset=one.offset)
+            remedy = "check the program that wrote this tensor"
+            yield make_finding("norm_offset", "error", weight.pair.name, message, remedy, offset=weight.offset)
 
 
 def _is_norm(pair: Pair) -> bool:
@@ -251,63 +259,69 @@ def _is_norm(pair: Pair) -> bool:
     return len(pair.original.shape) == 1 and role_of(pair.name) == "norm" and not canonicalize(pair.name)[1]
 
 
-def _family_of(name: str) -> str:
+def _find_family(name: str) -> str:
     """Return a name without its numbers, which is the same for a norm in every block."""
     return re.sub(r"\d+", "#", name)
 
 
-def _describe_offset(one: WeightSummary) -> str:
+def _describe_offset(weight: WeightSummary) -> str:
     """Format an offset: ``plus 1`` or ``minus 1``."""
-    return f"{'plus' if (one.offset or 0) > 0 else 'minus'} 1"
+    return f"{'plus' if (weight.offset or 0) > 0 else 'minus'} 1"
 
 
-def _report_offsets(off: Sequence[WeightSummary]) -> Iterator[Finding]:
+def _report_offsets(shifted: Sequence[WeightSummary]) -> Iterator[Finding]:
     """Report norms whose offset follows a convention."""
-    if not off:
+    if not shifted:
         return
-    names = [one.pair.name for one in off]
+    names = [weight.pair.name for weight in shifted]
     message = (
-        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's {_describe_offset(off[0])} "
+        f"{count(len(names), 'norm')} of the quantized checkpoint are the original's {_describe_offset(shifted[0])} "
         f"throughout: {listed(names, 3)}"
     )
-    if zeros := [one.pair.name for one in off if one.zero]:
+    if zeros := [weight.pair.name for weight in shifted if weight.zero]:
         message += f"; all zero where the original has ones (stored minus one, or lost): {listed(zeros, 3)}"
     remedy = (
         "some models compute (1 + weight) · x: check that the runtime of the quantized model expects what is stored"
     )
-    yield make_finding("norm_offset", "warning", None, message, remedy, layers=names, offset=off[0].offset)
+    yield make_finding("norm_offset", "warning", None, message, remedy, layers=names, offset=shifted[0].offset)
 
 
 @check("unquantized_changed", "cast_coarse", needs=RESULT, of=LAST)
 def check_unquantized(weights: AllWeights) -> Iterator[Finding]:
     """Report tensors that neither side quantizes and that are neither copies nor casts.
 
-    A quantizer leaves the values of such tensors alone. If other weights are quantized and half of these tensors
-    differ, the sides do not come from one checkpoint, unless all are vectors: norms may have absorbed scales.
+    A quantizer does not change the values of such tensors. If other weights are quantized and half of these tensors
+    differ, the sides do not come from the same checkpoint, unless all are vectors: norms may have absorbed scales.
     """
     explained = _find_explained(weights.pairing)
     coded = any(pair.quantized.has_codes for pair in weights.pairing.pairs)
     copies = [weight for weight in weights.seen if weight.copy and weight.pair.name not in explained]
     yield from _report_coarse_casts(copies)
-    changed = [one for one in copies if one.copy == Copy.CHANGED and one.figures]
+    changed = [weight for weight in copies if weight.copy == Copy.CHANGED and weight.figures]
     if not changed:
         return
-    of = len(copies) + sum(map(_is_unquantized, weights.same))
-    many = of > MIN_PEERS and 2 * len(changed) >= of and any(len(one.pair.original.shape) > 1 for one in changed)
-    worst = min(changed, key=lambda one: one.figures.snr_db if one.figures else inf)
+    total = len(copies) + sum(map(_is_unquantized, weights.same))
+    are_many = (
+        total > MIN_PEERS
+        and 2 * len(changed) >= total
+        and any(len(weight.pair.original.shape) > 1 for weight in changed)
+    )
+    worst = min(changed, key=lambda weight: weight.figures.snr_db if weight.figures else inf)
     worst_db = worst.figures.snr_db if worst.figures else None
-    names = [one.pair.name for one in changed]
+    names = [weight.pair.name for weight in changed]
     message = (
-        f"{len(changed):,} of {count(of, 'tensor')} that both checkpoints store unquantized differ by more than a cast "
-        f"explains: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
+        f"{len(changed):,} of {count(total, 'tensor')} that both checkpoints store unquantized differ by more than a "
+        f"cast explains: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
     )
     remedy = "check that both checkpoints come from the same training step and the same merge"
-    level = "error" if coded and many else "warning"
-    yield make_finding("unquantized_changed", level, None, message, remedy, layers=names, tensors=of, snr_db=worst_db)
+    level = "error" if coded and are_many else "warning"
+    yield make_finding(
+        "unquantized_changed", level, None, message, remedy, layers=names, tensors=total, snr_db=worst_db
+    )
 
 
 def _find_explained(pairing: Pairing) -> set[str]:
-    """Return the names of weights whose change has a known reason: moved factors, corrected biases, codes in memory."""
+    """Return the names of weights whose change has a known reason: folded factors, corrected biases, decoded codes."""
     folded = {fold.source.rpartition(".")[0] for fold in pairing.folded}
     beside = {pair.name for pair in pairing.pairs if pair.name.rpartition(".")[0] in folded}
     decoded = {pair.name for pair in pairing.pairs if any(map(is_dequantized, pair.quantized_codes))}
@@ -316,7 +330,7 @@ def _find_explained(pairing: Pairing) -> set[str]:
 
 def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
     """Report tensors that were cast without rounding to the nearest value."""
-    names = [one.pair.name for one in copies if one.copy == Copy.COARSE]
+    names = [weight.pair.name for weight in copies if weight.copy == Copy.COARSE]
     if names:
         message = (
             f"{count(len(names), 'tensor')} cast without rounding to the nearest value: {listed(names, 3)}; "

@@ -1,8 +1,8 @@
-"""Codes that loaders do not read as such, because no configuration or label declares them, or declares another method.
+"""Codes that loaders misread, because no configuration or label declares them, or because it declares another method.
 
-Loaders choose how they read a checkpoint by its config.json. Without quantization_config, transformers has no quantizer
-and builds plain layers, which take codes for weights or get random weights; it does the same if it does not know the
-quant_method. mlx-lm quantizes layers only if config.json has "quantization". ComfyUI reads a layer by its label, and
+Loaders read a checkpoint as its config.json says. Without quantization_config, or with a quant_method that it does not
+know, transformers builds unquantized layers, which take codes for weights or get random weights. mlx-lm quantizes
+layers only if config.json has "quantization". ComfyUI reads a layer as its label says, and
 refuses a label without a format; once one layer has a label, it casts the codes of a layer without one to the dtype of
 computation.
 
@@ -43,25 +43,27 @@ from quanterr.formats import FORMATS, Weight, find_rows
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import count, display, listed
 
-HEAD = "lm_head."
-OF_TOWER = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model)\.")
-OF_TEXT = ("_text", "_text_model")  # ends of model_type: the section of a multimodal model that is its language model
-OF_LOADERS = "model"  # loaders of Hugging Face's layout read model.safetensors and model-00001-of-….safetensors
+HEAD_PREFIX = "lm_head."
+TOWER_NAME = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model)\.")
+TEXT_SUFFIXES = ("_text", "_text_model")  # suffixes of the model_type of the language model of a multimodal model
+LOADED_PREFIX = "model"  # loaders of Hugging Face's layout read model.safetensors and model-00001-of-….safetensors
 COMFY_SCALE = "scale_weight"  # the end of a name of scales that only ComfyUI has
-METADATA = ("format", "total_size")  # keys of a safetensors header that say nothing of codes
+NEUTRAL_METADATA = ("format", "total_size")  # keys of a safetensors header that do not mention codes
 # Names of blocks of denoisers, which ComfyUI loads from single files.
-OF_DENOISER = re.compile(r"(?:.*\.)?(?:(?:double|single|joint|transformer|input|output|middle)_blocks?|blocks)\.\d")
+DENOISER_BLOCK = re.compile(r"(?:.*\.)?(?:(?:double|single|joint|transformer|input|output|middle)_blocks?|blocks)\.\d")
 
 
 @check("config_mismatch", needs=DECLARED, of=QUANTIZED)
 def check_tied_head(contents: Contents) -> Iterator[Finding]:
-    """Report an output layer that is stored in another way than the embedding that is declared to replace it."""
+    """Report a quantized output layer that loaders replace by the embedding, as config.json ties the two."""
     if contents.checkpoint.model_config.get(TIED) is not True:
         return
     heads = [
-        stored for stored in contents.stored if stored.weight.has_codes and stored.weight.codes.name.startswith(HEAD)
+        stored
+        for stored in contents.stored
+        if stored.weight.has_codes and stored.weight.codes.name.startswith(HEAD_PREFIX)
     ]
-    for name in (one.name for one in heads if not any(row.takes_tied_head for row in find_rows(one.weight.format))):
+    for name in (head.name for head in heads if not any(row.takes_tied_head for row in find_rows(head.weight.format))):
         yield report_model_mismatch(
             f"config.json declares {TIED}, but {display(name)} is quantized separately: "
             "loaders use the embedding instead",
@@ -71,20 +73,21 @@ def check_tied_head(contents: Contents) -> Iterator[Finding]:
 
 @check("config_mismatch", needs=DECLARED, of=QUANTIZED)
 def check_class(contents: Contents) -> Iterator[Finding]:
-    """Report a tower of images or sounds beside a configuration of a language model alone."""
+    """Report tensors of a vision or audio tower if the configuration is that of a language model alone."""
     checkpoint = contents.checkpoint
     main = checkpoint.config.get(CONFIG, {})
-    kind, sections = main.get("model_type"), [key for key, value in main.items() if isinstance(value, dict)]
-    tower = [name for name in checkpoint.entries if OF_TOWER.match(name)]
+    model_type, sections = main.get("model_type"), [key for key, value in main.items() if isinstance(value, dict)]
+    tower = [name for name in checkpoint.entries if TOWER_NAME.match(name)]
     if (
-        isinstance(kind, str)
-        and kind.endswith(OF_TEXT)
+        isinstance(model_type, str)
+        and model_type.endswith(TEXT_SUFFIXES)
         and tower
         and not any("vision" in key or "audio" in key for key in sections)
     ):
         message = (
-            f"{CONFIG} declares model_type {display(kind)}, a language model alone, but {count(len(tower), 'tensor')} "
-            f"belong to a tower: {listed(tower, 3)}: loaders of this type leave them out, or find no weight by its name"
+            f"{CONFIG} declares model_type {display(model_type)}, a language model alone, but "
+            f"{count(len(tower), 'tensor')} belong to a tower: {listed(tower, 3)}: loaders of this type leave them "
+            "out, or find no weight by its name"
         )
         remedy = f"put the original's {CONFIG} back, which has model_type, architectures and the tower's configuration"
         yield make_finding("config_mismatch", "warning", None, message, remedy, key="model_type")
@@ -92,9 +95,9 @@ def check_class(contents: Contents) -> Iterator[Finding]:
 
 @check("undeclared_codes", "config_mismatch", needs=DECLARED, of=QUANTIZED)
 def check_loading(contents: Contents) -> Iterator[Finding]:
-    """Check that config.json, or what stands for it, lets loaders read the codes of a checkpoint's weights."""
+    """Check that config.json, or labels instead of it, let loaders read the codes of a checkpoint's weights."""
     checkpoint, labels = contents.checkpoint, contents.labels
-    # One of those that share codes.
+    # Of several weights that share codes, only the last.
     weights = list({stored.weight.codes.name: stored.weight for stored in contents.stored}.values())
     yield from _check_labels(checkpoint, labels, weights)
     if description := checkpoint.config.get(ASCEND_CONFIG):
@@ -103,7 +106,8 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
     coded = [(weight, family) for weight in weights if weight.has_codes and (family := _find_family(weight.format))]
     if labels.config:
         says_mlx = "quantization" in checkpoint.config.get("config.json", {})
-        yield from _check_method(labels.config, [one for one in coded if one[1].name != MLX or not says_mlx])
+        other = [(weight, family) for weight, family in coded if family.name != MLX or not says_mlx]
+        yield from _check_method(labels.config, other)
         if not says_mlx and "quant_method" not in labels.config and _has_layout_of_loaders(checkpoint):
             yield from _report_not_of_mlx([weight for weight, family in coded if family.name == MLX])
         yield from _check_bits(labels.config, [weight for weight, _ in coded if weight.format in BNB_SETTINGS])
@@ -113,7 +117,7 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
         and not _is_declared_elsewhere(checkpoint, labels, {weight.name for weight, _ in coded})
     ):
         yield from _report_undeclared(
-            [weight for weight, family in coded if not family.has_own and not is_of_comfy(weight, labels)]
+            [weight for weight, family in coded if not family.has_own and not is_read_by_comfyui(weight, labels)]
         )
 
 
@@ -125,8 +129,8 @@ def check_layouts(contents: Contents) -> Iterator[Finding]:
         families.setdefault(key, {})[value] = name
     for key, formats in families.items():
         declared = formats.get(str(contents.labels.config.get(key)).lower())
-        found = [(stored.name, stored.weight.format) for stored in contents.stored if declared]
-        other = [name for name, format_name in found if format_name in formats.values() and format_name != declared]
+        named = [(stored.name, stored.weight.format) for stored in contents.stored if declared]
+        other = [name for name, format_name in named if format_name in formats.values() and format_name != declared]
         if other:
             yield report_model_mismatch(
                 f"config.json declares {declared}, but another format is stored for {count(len(other), 'weight')}: "
@@ -136,39 +140,39 @@ def check_layouts(contents: Contents) -> Iterator[Finding]:
 
 
 def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report weights without a label for ComfyUI in a file whose other weights have one, or in a file of ComfyUI's.
+    """Report weights without a label for ComfyUI if other weights have one, or if the file is meant for ComfyUI.
 
-    NVFP4 without labels is a warning: its bytes hold two codes each, which no other program takes from a single file.
+    NVFP4 without labels is a warning, as no other program reads it from a single file.
     """
     yield from _check_label_formats(labels)
     of_comfy = [weight for weight in weights if weight.format in COMFYUI_FORMATS and weight.codes.name == weight.name]
-    names = [weight.name for weight in of_comfy if not is_of_comfy(weight, labels)]
+    names = [weight.name for weight in of_comfy if not is_read_by_comfyui(weight, labels)]
     if not names or labels.marker or labels.config:
         return
-    few = 2 * len(names) <= len(of_comfy)  # a file of many programs' layouts is not ComfyUI's
-    severity, lacks, but = "error" if few else "info", "but no comfy_quant label as others have", ""
+    are_few = 2 * len(names) <= len(of_comfy)  # otherwise the file is perhaps not meant for ComfyUI
+    severity, lacks, note = "error" if are_few else "info", "but no comfy_quant label as others have", ""
     if len(names) == len(of_comfy):
-        of_denoiser = sum(OF_DENOISER.match(name) is not None for name in names)
+        of_denoiser = sum(DENOISER_BLOCK.match(name) is not None for name in names)
         if checkpoint.config or 2 * of_denoiser <= len(names) or _is_declared_elsewhere(checkpoint, labels):
             return
         lacks = f"and no label for ComfyUI (comfy_quant, {HEADER_KEY})"
-        severity, but = "info", "; other programs may know the format"
+        severity, note = "info", "; other programs may know the format"
         if any(weight.format == "nvfp4" for weight in of_comfy):
-            severity, but = "warning", ""
+            severity, note = "warning", ""
     has = "has" if len(names) == 1 else "have"
     message = (
         f"{count(len(names), 'weight')} {has} codes and scales, {lacks}: {listed(names, 3)}: ComfyUI takes the codes "
-        f"for weights{but}"
+        f"for weights{note}"
     )
     remedy = "write the file again with a label for each quantized layer"
     yield make_finding("undeclared_codes", severity, None, message, remedy, layers=names)
 
 
 def _check_label_formats(labels: Labels) -> Iterator[Finding]:
-    """Report labels that name no format, of those that ComfyUI follows: the header's, if there is one."""
+    """Report labels without a format; ComfyUI follows the label in the header, if there is one."""
     names = []
-    for module, own in labels.by_module.items():
-        followed = next((label for label in own if label.source == HEADER), own[0])
+    for module, module_labels in labels.by_module.items():
+        followed = next((label for label in module_labels if label.source == HEADER), module_labels[0])
         if followed.format is None:
             names.append(module)
     if names:
@@ -191,23 +195,23 @@ def _has_layout_of_loaders(checkpoint: Checkpoint) -> bool:
     main = checkpoint.config.get("config.json", {})
     is_model = bool(main.get("model_type") or main.get("architectures"))
     named = checkpoint.kind in ("folder", "index") or any(
-        file.path.name.startswith(OF_LOADERS) for file in checkpoint.files
+        file.path.name.startswith(LOADED_PREFIX) for file in checkpoint.files
     )
     return is_model and named and checkpoint.gguf is None
 
 
 def _is_declared_elsewhere(checkpoint: Checkpoint, labels: Labels, described: Collection[str] = ()) -> bool:
-    """Return whether something else declares codes: a section of config.json, a header, another file.
+    """Return whether a section of config.json, a header or another file declares codes.
 
-    torchao's header describes each of its weights, which are ``described``; without a configuration, transformers does
-    not look there.
+    torchao's header describes each of its weights (``described``), but without a configuration, transformers does not
+    read these descriptions, so they do not count.
     """
     if labels.marker or _mentions_quantization(checkpoint.config):
         return True
     if any(
         "quant" in f"{key} {text}".lower()
         for key, text in labels.metadata.items()
-        if key not in (*METADATA, *described)
+        if key not in (*NEUTRAL_METADATA, *described)
     ):
         return True
     names = list_names(checkpoint.folder) if checkpoint.folder else []
@@ -225,7 +229,7 @@ def _mentions_quantization(declared: object) -> bool:
     )
 
 
-def is_of_comfy(weight: Weight, labels: Labels) -> bool:
+def is_read_by_comfyui(weight: Weight, labels: Labels) -> bool:
     """Return whether ComfyUI reads the weight, which needs no config.json."""
     return bool(labels.of(weight.codes.name)) or any(
         entry.name.endswith(COMFY_SCALE) for entry in weight.parts.values()
@@ -233,14 +237,14 @@ def is_of_comfy(weight: Weight, labels: Labels) -> bool:
 
 
 def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report codes that nothing declares: an error, or a warning if one's own program may read them."""
+    """Report codes that no file declares: an error, or a warning if their format is so simple that programs read it."""
     if not weights:
         return
     names = [weight.name for weight in weights]
     formats = sorted({weight.format for weight in weights})
     message = (
         f"config.json declares no quantization, but {count(len(names), 'weight')} "
-        f"{_verb(names)} stored as {' and '.join(formats)}: {listed(names, 3)}: "
+        f"{_inflect_be(names)} stored as {' and '.join(formats)}: {listed(names, 3)}: "
         f"loaders {_describe_reading(weights[0])}"
     )
     remedy = "put the quantization_config that the quantizer wrote (MLX: quantization) back into config.json"
@@ -249,18 +253,18 @@ def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
 
 
 def _report_not_of_mlx(weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report codes of MLX whose settings are not where mlx-lm looks for them, which is "quantization" alone."""
+    """Report codes of MLX whose settings are not in "quantization", the only key that mlx-lm reads."""
     if weights:
         names = [weight.name for weight in weights]
         message = (
-            f'config.json has no "quantization", but {count(len(names), "weight")} {_verb(names)} stored as '
+            f'config.json has no "quantization", but {count(len(names), "weight")} {_inflect_be(names)} stored as '
             f"{weights[0].format}: {listed(names, 3)}: mlx-lm looks for it, and fails"
         )
         remedy = 'copy the settings to "quantization" in config.json'
         yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key="quantization")
 
 
-def _verb(names: Sequence[str]) -> str:
+def _inflect_be(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
@@ -280,13 +284,13 @@ def _check_method(config: JsonFields, coded: Sequence[tuple[Weight, Family]]) ->
     method = named.lower() if isinstance(named, str) else ""
     wrong: dict[Family, list[Weight]] = {}
     for weight, family in coded:
-        if method and not _reads(method, family, weight):
+        if method and not _can_read(method, family, weight):
             wrong.setdefault(family, []).append(weight)
     for family, weights in wrong.items():
         yield _report_method(method, family, weights)
 
 
-def _reads(method: str, family: Family, weight: Weight) -> bool:
+def _can_read(method: str, family: Family, weight: Weight) -> bool:
     """Return whether loaders that this quant_method selects read a weight of a family."""
     if family.methods or method in MULTI_LAYOUT_METHODS:
         return method in family.methods | MULTI_LAYOUT_METHODS
@@ -328,16 +332,16 @@ def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Fi
 
 
 def _check_bits(config: JsonFields, weights: Sequence[Weight]) -> Iterator[Finding]:
-    """Report codes of bitsandbytes whose number of bits is denied, or declared twice."""
+    """Report codes of bitsandbytes for which load_in_4bit and load_in_8bit are set to wrong or contradictory values."""
     for needed, denied in dict.fromkeys(BNB_SETTINGS[weight.format] for weight in weights):
-        own = [weight for weight in weights if BNB_SETTINGS[weight.format] == (needed, denied)]
+        affected = [weight for weight in weights if BNB_SETTINGS[weight.format] == (needed, denied)]
         if config.get("quant_method") is None or (config.get(needed) in (True, None) and not config.get(denied)):
             continue
-        said = f"{needed} {json.dumps(config.get(needed))}, {denied} {json.dumps(config.get(denied))}"
-        names = [weight.name for weight in own]
+        settings = f"{needed} {json.dumps(config.get(needed))}, {denied} {json.dumps(config.get(denied))}"
+        names = [weight.name for weight in affected]
         message = (
-            f"config.json declares {said}, but {count(len(own), 'weight')} {_verb(names)} stored as {own[0].format}: "
-            f"{listed(names, 3)}: transformers refuses that, or skips the quantization"
+            f"config.json declares {settings}, but {count(len(affected), 'weight')} {_inflect_be(names)} stored as "
+            f"{affected[0].format}: {listed(names, 3)}: transformers refuses that, or skips the quantization"
         )
         remedy = f"declare {needed} true, and {denied} false"
         yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key=needed)

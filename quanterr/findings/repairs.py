@@ -1,8 +1,8 @@
-"""Ways to repair a weight, as data, and the search for the simplest that works.
+"""The table of possible repairs of a weight, and the search for the simplest that works.
 
-A repair sees a sample of both sides and returns the SNR that it reaches. It fits its numbers to one half of the
-elements (every other row or column) and is judged on the other half, because a factor per block removes some error of
-any weight that it was fitted to.
+A repair takes a sample of both sides and returns the SNR after the repair. It fits its numbers to one half of the
+elements (every other row or column) and measures the SNR on the other half, because numbers that are fitted to all
+elements, such as a factor per block, reduce the error of any weight.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ from quanterr.findings.limits import (
 from quanterr.findings.methods import ROUNDING
 from quanterr.lazy_torch import Tensor, torch
 
-MIN_TRANSPOSED = 4  # rows: fewer are like their transpose by chance
-MATCHED = 64  # most rows or columns to match
+MIN_TRANSPOSED_ROWS = 4  # fewer rows may resemble their transpose by chance
+MAX_MATCHED_ROWS = 64  # maximum number of rows or columns to match
 # dB that a repair with more than one number must gain: factors of blocks alone gain 3.5 on codes as coarse as E5M2.
-BETTER_DB = ROUNDING.max_loss_db
-BLOCKS = (16, 32, 64, 128)
-LONGEST_NIBBLES = 64  # rows or columns whose halves are the low and the high nibbles, at most
+MIN_GAIN_DB = ROUNDING.max_loss_db
+BLOCK_SIZES = (16, 32, 64, 128)
+MAX_NIBBLE_RUN = 64  # maximum number of rows or columns that a layout splits into low and high nibbles
 
 
 class Sample(NamedTuple):
@@ -46,7 +46,7 @@ class Correction(NamedTuple):
     """The result of a repair on a sample."""
 
     snr_db: float
-    gained_db: float  # compared with the SNR of the same elements before
+    gained_db: float  # gain over the SNR of the same elements before the repair
     description: str  # the fitted numbers, in words
     factors: Tensor | None = None  # y divided by the original, per row or block, (r, 1 or blocks)
 
@@ -63,7 +63,7 @@ class Repair(NamedTuple):
 def find_simplest_repair(
     sample: Sample, bits: int, attainable_db: float = -inf, has_zero: bool = True
 ) -> tuple[Repair, Correction] | None:
-    """Return the first of REPAIRS that is about as good as any; None if none corrects the weight.
+    """Return the first of REPAIRS that is about as good as the best; None if none corrects the weight.
 
     Args:
         sample: rows of both sides.
@@ -72,14 +72,16 @@ def find_simplest_repair(
         has_zero: whether codes are counted from a zero point, which may be wrong.
     """
     good = []
-    least = max(min(find_min_level(bits), MAX_METHOD_LOSS_DB), attainable_db - DOUBLE_DB)
+    min_db = max(min(find_min_level(bits), MAX_METHOD_LOSS_DB), attainable_db - DOUBLE_DB)
     for repair in REPAIRS:
         if repair.code == "zero_points" and not has_zero:
             continue
-        better = find_max_gain(bits) if repair is ONE_FACTOR else BETTER_DB
-        better += SLIGHT_DB * (repair.code == "zero_points")  # half a step costs 6.0, rounding to 16 bits up to 5.1
+        min_gain_db = find_max_gain(bits) if repair is ONE_FACTOR else MIN_GAIN_DB
+        min_gain_db += SLIGHT_DB * (
+            repair.code == "zero_points"
+        )  # half a step costs 6.0, rounding to 16 bits up to 5.1
         corrected = repair.mend(sample)
-        if corrected and corrected.snr_db >= least and corrected.gained_db > better:
+        if corrected and corrected.snr_db >= min_db and corrected.gained_db > min_gain_db:
             good.append((repair, corrected))
             if corrected.snr_db > find_min_level(bits):
                 break
@@ -88,7 +90,7 @@ def find_simplest_repair(
 
 
 def split_halves(sample: Sample, axis: int) -> tuple[Sample, Sample]:
-    """Split a sample into every other row (``axis`` 0) or column (1) and the rest; a single row by columns."""
+    """Split a sample into its even and odd rows (``axis`` 0) or columns (1); a single row is split by columns."""
     if axis == 0 and len(sample.x) > 1:
         return Sample(sample.x[::2], sample.y[::2]), Sample(sample.x[1::2], sample.y[1::2])
     return Sample(sample.x[..., ::2], sample.y[..., ::2]), Sample(sample.x[..., 1::2], sample.y[..., 1::2])
@@ -96,23 +98,23 @@ def split_halves(sample: Sample, axis: int) -> tuple[Sample, Sample]:
 
 def measure_snr(x: Tensor, e: Tensor, fitted: int = 0) -> float:
     """Return the SNR in dB of error ``e``, corrected for ``fitted`` numbers that were fitted to the same elements."""
-    left = e.numel() - fitted
-    if left <= 0:
+    degrees = e.numel() - fitted
+    if degrees <= 0:
         return -inf
-    signal, noise = float(x.square().sum()), float(e.square().sum()) * e.numel() / left
+    signal, noise = float(x.square().sum()), float(e.square().sum()) * e.numel() / degrees
     if not signal or not isfinite(noise):
         return -inf
     return 10 * (log10(signal) - log10(noise)) if noise else EXACT_DB
 
 
-# Factors and shifts
+# Factors and shifts, fitted to half of the sample.
 
 
 def _fit_factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return the factors by which y must be multiplied along ``axes``; 0 where y is zero.
 
     A factor is 1 if noise alone explains it: noise in y makes the factor too small, and noise in x its inverse.
-    Otherwise, shrinking would improve each row or column of codes near zero.
+    Without this rule, a factor below 1 reduces the error of any row or column of noisy codes.
     """
     xx, xy, yy = (product.sum(axes, keepdim=True) for product in (x.square(), x * y, y.square()))
     return (xy / yy).masked_fill((xy < yy) & (xy > 0) & (xx > xy), 1.0).nan_to_num(0.0, 0.0, 0.0)
@@ -121,9 +123,9 @@ def _fit_factors(x: Tensor, y: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _try_one_factor(sample: Sample) -> Correction | None:
     """Try one factor for all elements, if most rows agree on it."""
     fit, check = split_halves(sample, 0)
-    factor, each = _fit_factors(fit.x, fit.y, (0, 1)), _fit_factors(sample.x, sample.y, (1,))
-    agree = float(((each - factor).abs() < (factor - 1).abs() / 2).double().mean())
-    if not float(factor) or agree < AGREEING_SHARE:
+    factor, row_factors = _fit_factors(fit.x, fit.y, (0, 1)), _fit_factors(sample.x, sample.y, (1,))
+    agreement = float(((row_factors - factor).abs() < (factor - 1).abs() / 2).double().mean())
+    if not float(factor) or agreement < AGREEING_SHARE:
         return None
     return _measure_correction(check, check.y * factor, f"{1 / float(factor):.4g}")._replace(factors=1 / factor)
 
@@ -146,18 +148,18 @@ def _try_column_factors(sample: Sample) -> Correction | None:
 
 def _split_blocks(sample: Sample) -> Iterator[tuple[Sample, Sample]]:
     """Yield the halves of both sides as (r, blocks, n / 2), for each block size n that divides the columns."""
-    for n in BLOCKS:
+    for n in BLOCK_SIZES:
         if not sample.x.shape[1] % n:
             yield split_halves(Sample(*(side.reshape(side.shape[0], -1, n) for side in sample[:2])), 1)
 
 
 def _try_block_factors(sample: Sample) -> Correction | None:
     """Try one factor per block of columns, and return the best block size."""
-    found = []
+    corrections = []
     for fit, check in _split_blocks(sample):
         factors = _fit_factors(fit.x, fit.y, (2,))
-        found.append(_apply_factors(check, factors))
-    return max(found, key=lambda corrected: corrected.snr_db, default=None)
+        corrections.append(_apply_factors(check, factors))
+    return max(corrections, key=lambda corrected: corrected.snr_db, default=None)
 
 
 def _apply_factors(check: Sample, factors: Tensor) -> Correction:
@@ -183,11 +185,11 @@ def _try_row_shifts(sample: Sample) -> Correction | None:
 
 def _try_block_shifts(sample: Sample) -> Correction | None:
     """Try one shift per block of columns, and return the best block size."""
-    found = []
+    corrections = []
     for fit, check in _split_blocks(sample):
         shifts = (fit.y - fit.x).mean(2, keepdim=True)
-        found.append(_measure_correction(check, check.y - shifts, _describe_shifts(shifts)))
-    return max(found, key=lambda corrected: corrected.snr_db, default=None)
+        corrections.append(_measure_correction(check, check.y - shifts, _describe_shifts(shifts)))
+    return max(corrections, key=lambda corrected: corrected.snr_db, default=None)
 
 
 def _describe_shifts(shifts: Tensor) -> str:
@@ -195,7 +197,7 @@ def _describe_shifts(shifts: Tensor) -> str:
     return f"{float(shifts.mean()):.3g} on average"
 
 
-# Scales as a whole
+# Powers of the stored scales.
 
 
 def _try_power(power: float, sample: Sample) -> Correction | None:
@@ -205,13 +207,13 @@ def _try_power(power: float, sample: Sample) -> Correction | None:
     return _measure_correction(sample, (sample.y * sample.unit.pow(-power)).nan_to_num(0.0, 0.0, 0.0), "")
 
 
-# Order
+# Orders of rows and columns.
 
 
 def _try_transpose(sample: Sample) -> Correction | None:
-    """Try the transpose of the largest square corner; scales may have stayed in place."""
+    """Try the transpose of the largest square corner, also with scales that were not transposed."""
     n = min(sample.x.shape)
-    if n < MIN_TRANSPOSED:
+    if n < MIN_TRANSPOSED_ROWS:
         return None
     corner = Sample(sample.x[:n, :n], sample.y[:n, :n])
     tried = [_measure_correction(corner, corner.y.t(), "")]
@@ -233,48 +235,48 @@ def _try_column_order(sample: Sample) -> Correction | None:
 
 
 def _try_order(x: Tensor, y: Tensor) -> Correction | None:
-    """Match rows of y with the most similar rows of x; their scales may have stayed in place."""
+    """Match rows of y with the most similar rows of x, also if the scales were not reordered with the codes."""
     rows, cols = x.shape
     if rows < 2 or cols < MIN_VALUES:
         return None
-    few = torch.linspace(0, rows - 1, min(rows, MATCHED), dtype=torch.float64).round().long()
+    sampled = torch.linspace(0, rows - 1, min(rows, MAX_MATCHED_ROWS), dtype=torch.float64).round().long()
     fit, check = split_halves(Sample(x, y), 1)
-    own = fit.y[few]
-    alike = (own / own.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
-    best, places = alike.nan_to_num(-1.0).max(1)
-    places = torch.where(alike.gather(1, few[:, None])[:, 0] > best - FACTOR_TOLERANCE, few, places)
-    if float((best > SAME_VECTOR_COSINE).double().mean()) < AGREEING_SHARE or torch.equal(places, few):
+    stored_rows = fit.y[sampled]
+    cosines = (stored_rows / stored_rows.norm(dim=1, keepdim=True)) @ (fit.x / fit.x.norm(dim=1, keepdim=True)).t()
+    best, places = cosines.nan_to_num(-1.0).max(1)
+    places = torch.where(cosines.gather(1, sampled[:, None])[:, 0] > best - FACTOR_TOLERANCE, sampled, places)
+    if float((best > SAME_VECTOR_COSINE).double().mean()) < AGREEING_SHARE or torch.equal(places, sampled):
         return None
-    factors = _fit_factors(fit.x[places], own, (1,))
-    there, stored = check.x[places], check.y[few]
+    factors = _fit_factors(fit.x[places], stored_rows, (1,))
+    there, stored = check.x[places], check.y[sampled]
     after = max(measure_snr(there, stored - there), measure_snr(there, stored * factors - there))
-    before = measure_snr(check.x[few], stored - check.x[few])
-    return Correction(after, after - before, describe_order(few.tolist(), places.tolist(), rows))
+    before = measure_snr(check.x[sampled], stored - check.x[sampled])
+    return Correction(after, after - before, describe_order(sampled.tolist(), places.tolist(), rows))
 
 
-def describe_order(own: Sequence[int], there: Sequence[int], n: int) -> str:
-    """Describe the permutation that takes row ``own[i]`` to row ``there[i]``, among ``n`` rows."""
-    pairs = list(zip(own, there, strict=True))
+def describe_order(from_rows: Sequence[int], to_rows: Sequence[int], n: int) -> str:
+    """Describe the permutation that takes row ``from_rows[i]`` to row ``to_rows[i]``, among ``n`` rows."""
+    pairs = list(zip(from_rows, to_rows, strict=True))
 
-    def most(fits: Callable[[int, int], bool]) -> bool:
+    def fits_most(fits: Callable[[int, int], bool]) -> bool:
         return sum(fits(i, j) for i, j in pairs) > ALIGNED_COSINE * len(pairs)
 
-    if most(lambda i, j: j == i ^ 1):
+    if fits_most(lambda i, j: j == i ^ 1):
         return "neighbours are swapped, as with nibbles in the wrong order"
-    if most(lambda i, j: i == j):
+    if fits_most(lambda i, j: i == j):
         return "a few are in other places"
     by = (pairs[0][0] - pairs[0][1]) % n
-    if most(lambda i, j: (i - j) % n == by):
+    if fits_most(lambda i, j: (i - j) % n == by):
         return f"shifted by {by if by <= n // 2 else by - n}"
-    if most(lambda i, j: i + j == n - 1):
+    if fits_most(lambda i, j: i + j == n - 1):
         return "in reverse"
     runs = max(i ^ j for i, j in pairs)
-    if most(lambda i, j: i ^ j == runs) and runs & (runs + 1) == 0:
+    if fits_most(lambda i, j: i ^ j == runs) and runs & (runs + 1) == 0:
         return f"reversed within runs of {runs + 1}"
-    if most(lambda i, j: i ^ j == runs) and runs & (runs - 1) == 0:
-        as_nibbles = ", as with nibbles in the wrong order" if 2 * runs <= LONGEST_NIBBLES else ""
+    if fits_most(lambda i, j: i ^ j == runs) and runs & (runs - 1) == 0:
+        as_nibbles = ", as with nibbles in the wrong order" if 2 * runs <= MAX_NIBBLE_RUN else ""
         return f"halves of runs of {2 * runs} are swapped{as_nibbles}"
-    if isqrt(n) ** 2 == n and most(lambda i, j: j == i % isqrt(n) * isqrt(n) + i // isqrt(n)):
+    if isqrt(n) ** 2 == n and fits_most(lambda i, j: j == i % isqrt(n) * isqrt(n) + i // isqrt(n)):
         return "interleaved"
     return "in an irregular order"
 
@@ -286,7 +288,7 @@ ONE_FACTOR = Repair(
     _try_one_factor,
 )
 
-# Simpler repairs come first: a later one must be clearly better.
+# Simpler repairs come first, as a later one must be clearly better.
 REPAIRS = (
     *(
         Repair(

@@ -1,4 +1,4 @@
-"""The order of all checks, and their runs: for a comparison, and for one checkpoint."""
+"""The order of all checks, and functions that run them for a comparison, or for one checkpoint."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -53,7 +53,7 @@ MODULES: tuple[ModuleType, ...] = (
 def list_checks(*of: Of) -> list[Check]:
     """Return the checks about any of these, in the order of their findings."""
     order = {module.__name__: number for number, module in enumerate(MODULES)}
-    return sorted((check for check in CHECKS if check.of in of), key=lambda one: order[one.function.__module__])
+    return sorted((check for check in CHECKS if check.of in of), key=lambda check: order[check.function.__module__])
 
 
 def run_checks(comparison: Comparison) -> Iterator[Finding]:

@@ -1,24 +1,25 @@
 """Scales that are wrong although the codes are right: by a factor, by steps of zero points, or in another order.
 
-A program that loses or repeats a scale leaves the codes alone. Their errors then look as if other values had been
-quantized, but the codes are the nearest ones to the original once the fault is undone. That is tried on a sample:
+A program that loses a scale, or applies it twice, does not change the codes. Their errors then look as if other values
+had been quantized, but once the fault is undone, the codes are the nearest to the original. These faults are tried on a
+sample:
 
-factor  y = f · x. A code is the nearest to f · x on the grid of the stored scales. The least squares of y on these
-        nearest values give f again, without the bias that rounding has on the least squares of y on x, and without any
-        error where all codes agree.
-rows    the same for each row.
-blocks  the same for the groups that share a scale of their scales, or of codes of 8 bits for each group: fewer bits do
-        not tell a factor of a group from values that were always rounded down.
-zeros   The values of most groups are where their codes are, and those of others whole steps from there: by the median
-        of (y - x) / step. Or, beside errors that compensate each other, the mean error of some groups is about a step
-        or more: in real weights by GPTQ, 0.02 % of groups of 32 have 0.7 steps, and no groups of 128 have half a step.
-order   Each column has the scales of the group that fits it best. Two halves of the rows choose alike, and many columns
-        choose another group than their own: the order of columns (g_idx) was lost, or that of the groups. A few columns
-        must fit far better: those of real weights by GPTQ with act-order fit another group by up to 1.9 dB, and columns
-        with exchanged entries of g_idx by 5 dB or more if they lose as much.
+factor  y = f · x. Each code is the nearest to f · x on the grid of the stored scales. The least-squares fit of y to
+        these nearest values gives f again. Unlike the fit of y to x, it is not biased by rounding, and exact if all
+        codes agree.
+rows    A factor for each row.
+blocks  A factor for the groups whose scales share a scale, or, for 8-bit codes, for each group: with fewer bits, a
+        factor of a group looks like values that were always rounded down.
+zeros   In most groups, values agree with their codes, and in the others they are whole steps away, measured by the
+        median of (y - x) / step. Or, if errors compensate each other, the mean error of some groups is about a step or
+        more: in real weights by GPTQ, 0.02 % of groups of 32 have 0.7 steps, and no groups of 128 have half a step.
+order   The group whose scales fit a column best is chosen on each half of the rows. If both choices agree, and many
+        columns choose another group than their own, the order of columns (g_idx), or of groups, was lost. If only a
+        few columns do, the other group must fit far better: in real weights by GPTQ with act-order, it fits by up to
+        1.9 dB better, and for columns with exchanged entries of g_idx by 5 dB or more if they lose as much.
 
-Values that are added to the codes' part and are not multiplied by its scales (minima, a low-rank branch) are taken
-away from both sides in a second attempt.
+Values that are added after the multiplication by scales (minima, a low-rank branch) are subtracted from both sides in a
+second attempt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,28 +50,32 @@ from quanterr.samples.good_scales import order_columns
 from quanterr.samples.scales import LEVELS_OF_BYTE
 from quanterr.util.text import count, display, listed
 
-ROUNDS = 8  # of the fit of a factor: each leaves less than a third of the deviation
-FEWER = 4  # times fewer codes than before must miss the nearest one
-CODE_OFF = 0.25  # distance from the nearest code, in steps, that another code has at least
-MOST_TRIED = 1 << 27  # products of codes and scales of groups that are tried
+MAX_ROUNDS = 8  # of the fit of a factor; each round reduces the deviation to less than a third
+MISSED_RATIO = 4  # a correction must reduce the number of codes that are not the nearest by this factor
+MIN_STEPS_OFF = 0.25  # minimum distance of another code from the nearest one, in steps
+MAX_PRODUCTS = 1 << 27  # maximum number of products of codes and scales of groups to try
 FLOAT32_DIGITS = 7
-MEANS_DB = 0.2  # less than what 0.7 steps in 1 % of groups add to errors of rounding
-WHOLE_STEP = 0.7  # mean error of a group, in steps, from which its zero point is off
-FOUR_LEVELS = 4  # codes of so few levels err by half of a value, so that they show no factor
-# Root mean square of the distances of medians from whole steps. The median of 32 errors of rounding scatters by 0.09,
-# that of 32 compensated errors by 0.1; numbers that have nothing to do with steps are 0.29 away from whole ones.
-NEAR_STEPS = 0.15
-FEWEST_MOVED = 8  # groups: of fewer, such numbers are as near to whole ones by a chance of more than 0.4 %
+MEANS_GAIN_DB = 0.2  # minimum gain of moved means; 0.7 steps in 1 % of groups add more to rounding errors
+MIN_MEAN_STEPS = 0.7  # mean error of a group, in steps, above which its zero point is wrong
+FOUR_LEVELS = 4  # codes of so few levels differ from values by up to half of these, so that they show no factor
+# Maximum root mean square of the distances of medians from whole steps. The median of 32 rounding errors scatters by
+# 0.09, that of 32 compensated errors by 0.1; the distance of random numbers from whole ones is 0.29.
+MAX_STEP_SCATTER = 0.15
+MIN_MOVED_GROUPS = 8  # in fewer groups, random numbers are so near to whole ones with a probability above 0.4 %
 
-# kinds of faults
-FACTORS, ORDERS, FEW = ("factor", "rows", "blocks"), ("zeros", "order", "groups"), ("columns", "zeros")
+# The faults that are tried together.
+FACTOR_FAULTS, ORDER_FAULTS, COLUMN_FAULTS = (
+    ("factor", "rows", "blocks"),
+    ("zeros", "order", "groups"),
+    ("columns", "zeros"),
+)
 
 
 class ScaleFault(NamedTuple):
-    """What undoes the fault of a weight's scales, and the SNR of a sample before and after."""
+    """The fault of a weight's scales, and the SNR of a sample before and after it is undone."""
 
-    kind: str  # of FACTORS, ORDERS or FEW
-    low: float  # the factor, or the least of those of rows or blocks; the steps of zero points; 1 for orders
+    kind: str  # a name in FACTOR_FAULTS, ORDER_FAULTS or COLUMN_FAULTS
+    low: float  # the smallest factor, or number of steps of zero points; 1 for orders
     high: float
     before_db: float
     after_db: float
@@ -83,21 +88,25 @@ def find_scale_fault(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     if sample.levels.number <= FOUR_LEVELS:
         return _try_zero_points(pair, sample)
     of_codes = None if sample.shift is None else _remove_shift(sample)
-    tried = [sample] if of_codes is None else [sample, of_codes]
+    samples = [sample] if of_codes is None else [sample, of_codes]
     width = _find_block_width(pair)
-    for kind in FACTORS:
-        for one in tried:
-            if kind != "blocks":
-                found = _try_factors(one, kind)
+    for fault_name in FACTOR_FAULTS:
+        for candidate in samples:
+            if fault_name != "blocks":
+                fault = _try_factors(candidate, fault_name)
             else:
-                found = _try_factors(one.split(width), kind) if width and one.x.shape[1] % width == 0 else None
-            if found:
-                return found
+                fault = (
+                    _try_factors(candidate.split(width), fault_name)
+                    if width and candidate.x.shape[1] % width == 0
+                    else None
+                )
+            if fault:
+                return fault
     return _try_zero_points(pair, sample) or _try_order(pair, sample) or _try_mean_errors(pair, sample)
 
 
 def _find_block_width(pair: Pair) -> int:
-    """Return the columns that share a scale of scales, or a scale of codes of 8 bits; 0 if there are none."""
+    """Return the number of columns whose scales share a scale, or of a group of 8-bit codes; 0 if there are none."""
     weight = pair.quantized.unrotated
     steps, block, levels = weight.scale_steps, weight.block_size, weight.levels
     if block is None or levels is None:
@@ -108,7 +117,7 @@ def _find_block_width(pair: Pair) -> int:
 
 
 def find_factor(sample: CodeSample) -> ScaleFault | None:
-    """Return the factor that all scales of a weight are off by; None if its codes do not show it."""
+    """Return the factor by which all scales of a weight are wrong; None if its codes do not show one."""
     return _try_factors(_drop_nonfinite(sample), "factor") if sample.levels.number > FOUR_LEVELS else None
 
 
@@ -124,24 +133,24 @@ def _remove_shift(sample: CodeSample) -> CodeSample:
     return sample._replace(x=sample.x - sample.shift, y=sample.y - sample.shift, shift=None)
 
 
-def _try_factors(sample: CodeSample, kind: str) -> ScaleFault | None:
+def _try_factors(sample: CodeSample, fault_name: str) -> ScaleFault | None:
     """Try one factor for all elements, or one for each row of the sample."""
-    by_row = kind != "factor"
+    by_row = fault_name != "factor"
     missed = _find_missed(sample, 1.0)
     if missed < NEGLIGIBLE_SHARE:
         return None
     factors = _fit_factors(sample, by_row)
     if not bool((factors > 0).all()) or float((factors - 1).abs().median()) <= BF16_ERROR:
         return None
-    if FEWER * _find_missed(sample, factors) > missed:
+    if MISSED_RATIO * _find_missed(sample, factors) > missed:
         return None
     low, high = float(factors.min()), float(factors.max())
     before, after = sample.y - sample.x, sample.y / factors - sample.x
     before_db, after_db = _measure(sample.x, before, after)
     gained_db = (before.square().sum(1) / after.square().sum(1)).nan_to_num(1.0).log10().amax() * 10
     if by_row and after_db - before_db < SMALL_DB and float(gained_db) < BIT_DB:
-        return None  # factors of a fold that codes of few bits are too coarse to show
-    return ScaleFault(kind, low, high, before_db, after_db)
+        return None  # coarse codes show the factors of a fold inexactly
+    return ScaleFault(fault_name, low, high, before_db, after_db)
 
 
 def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
@@ -150,29 +159,29 @@ def _fit_factors(sample: CodeSample, by_row: bool) -> Tensor:
     _, inside = sample._replace(x=sample.y).find_nearest()  # clipped values would bias the factor
 
     def improve(factors: Tensor) -> Tensor:
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             nearest, within = sample.find_nearest(factors)
             nearest = nearest.where(within & inside, 0.0)
             products = (sample.y * nearest).sum(dims, keepdim=True)
             better = _divide(products, nearest.square().sum(dims, keepdim=True)) * factors
-            if torch.equal(better, factors):  # as all further rounds are
+            if torch.equal(better, factors):  # further rounds would change nothing
                 break
             factors = better
         return factors
 
     first = _divide(sample.y.square().sum(dims, keepdim=True), (sample.x * sample.y).sum(dims, keepdim=True))
     if by_row:
-        found = improve(first)
-        return found.where(found != 0, 1.0)
-    # Codes agree with all factors of a small range, at whose ends these attempts stop: the roundest one is likely.
-    ends = [float(improve(first * beside)) for beside in (1 - FACTOR_TOLERANCE, 1 + FACTOR_TOLERANCE)]
+        factors = improve(first)
+        return factors.where(factors != 0, 1.0)
+    # Codes agree with all factors in a small range, whose ends these two fits find; the roundest factor is likely.
+    ends = [float(improve(first * start)) for start in (1 - FACTOR_TOLERANCE, 1 + FACTOR_TOLERANCE)]
     return first.new_full(
         (1, 1), _choose_round_number(min(ends) * (1 - FLOAT32_TOLERANCE), max(ends) * (1 + FLOAT32_TOLERANCE))
     )
 
 
 def _choose_round_number(low: float, high: float) -> float:
-    """Return the number of fewest digits in a range, or its middle if that is as short as a float32."""
+    """Return the number with the smallest number of digits in a range; the middle if all need those of a float32."""
     middle = (low + high) / 2
     rounded = (float(f"{middle:.{digits}g}") for digits in range(1, FLOAT32_DIGITS))
     return next((number for number in rounded if low <= number <= high), middle)
@@ -183,11 +192,11 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _find_missed(sample: CodeSample, factor: Tensor | float) -> float:
-    """Return the share of codes that are not the nearest to ``factor`` · x, among elements in range; 0 for too few."""
+    """Return the share of elements in range whose code is not the nearest to ``factor`` · x; 0 if these are few."""
     cells = sample.find_cells(factor)
-    missed = (sample.y - cells.nearest).abs() > CODE_OFF * cells.width
-    found = missed[cells.inside & (sample.x != 0)]
-    return float(found.float().mean()) if len(found) >= MIN_VALUES else 0.0
+    missed = (sample.y - cells.nearest).abs() > MIN_STEPS_OFF * cells.width
+    missed_in_range = missed[cells.inside & (sample.x != 0)]
+    return float(missed_in_range.float().mean()) if len(missed_in_range) >= MIN_VALUES else 0.0
 
 
 def _try_zero_points(pair: Pair, sample: CodeSample) -> ScaleFault | None:
@@ -201,23 +210,26 @@ def _try_zero_points(pair: Pair, sample: CodeSample) -> ScaleFault | None:
         return None
     medians = ((sample.y - sample.x).view_as(unit) / unit).median(2).values
     steps = medians.round()
-    off = steps[steps != 0]
-    if len(off) < FEWEST_MOVED or float((medians - steps)[steps != 0].square().mean().sqrt()) > NEAR_STEPS:
+    moved_steps = steps[steps != 0]
+    if (
+        len(moved_steps) < MIN_MOVED_GROUPS
+        or float((medians - steps)[steps != 0].square().mean().sqrt()) > MAX_STEP_SCATTER
+    ):
         return None
     moved = (steps[..., None] * unit).view_as(sample.x)
     before_db, after_db = _measure(sample.x, sample.y - sample.x, sample.y - moved - sample.x)
     if after_db - before_db < SMALL_DB or before_db > FINE_DB:
         return None
-    return ScaleFault("zeros", float(off.min()), float(off.max()), before_db, after_db)
+    return ScaleFault("zeros", float(moved_steps.min()), float(moved_steps.max()), before_db, after_db)
 
 
 def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
-    """Try to give each column the scales of the group that fits it best."""
+    """Try the scales of the best-fitting group for each column."""
     block, (rows, cols) = pair.quantized.unrotated.block_size, sample.x.shape
     if block is None or block[0] != 1 or cols % block[1] or block[1] == 1 or rows < 2 * MIN_VALUES:
         return None
     groups, width = cols // block[1], block[1]
-    if groups < 2 or rows * cols * groups > MOST_TRIED:
+    if groups < 2 or rows * cols * groups > MAX_PRODUCTS:
         return None
     in_order = _are_in_order(sample.unit.view(rows, groups, -1))
     order = torch.arange(cols) if in_order else order_columns(width, sample.unit)
@@ -228,18 +240,18 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
         sample = CodeSample(x, y, unit, None if sample.shift is None else sample.shift[:, order], sample.levels)
     errors = torch.stack([_try_groups(sample, width, range(half, rows, 2)) for half in (0, 1)])
     first, second = errors.argmin(1)  # the group of each column
-    own = torch.arange(cols) // width
-    moved = (first == second) & (first != own)
+    own_groups = torch.arange(cols) // width
+    moved = (first == second) & (first != own_groups)
     if (
         not in_order
         or float((first == second).float().mean()) < AGREEING_SHARE
         or float(moved.float().mean()) < MAJOR_SHARE
     ):
-        if "order" not in pair.quantized.parts:  # without it, single columns cannot have another group
+        if "order" not in pair.quantized.parts:  # without a stored order, single columns cannot have another group
             return None
-        few = _find_few_columns(sample, errors, moved, own)
-        return few and few._replace(columns=tuple(sorted(order[list(few.columns)].tolist())))
-    before, after = (float(errors[1].gather(0, chosen[None]).double().sum()) for chosen in (own, first))
+        fault = _find_few_columns(sample, errors, moved, own_groups)
+        return fault and fault._replace(columns=tuple(sorted(order[list(fault.columns)].tolist())))
+    before, after = (float(errors[1].gather(0, chosen[None]).double().sum()) for chosen in (own_groups, first))
     if level(before, after) < SMALL_DB:
         return None
     signal = float(sample.x[1::2].double().square().sum())
@@ -248,25 +260,25 @@ def _try_order(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     return ScaleFault("groups" if together else "order", 1.0, 1.0, level(signal, before), level(signal, after))
 
 
-def _find_few_columns(sample: CodeSample, errors: Tensor, moved: Tensor, own: Tensor) -> ScaleFault | None:
+def _find_few_columns(sample: CodeSample, errors: Tensor, moved: Tensor, own_groups: Tensor) -> ScaleFault | None:
     """Return the fault of columns that the scales of another group fit far better than their own, if there are any.
 
-    Smaller scales also fit a column with much compensated error: any factor of its own must fit it less.
+    Smaller scales also fit a column with much compensated error, so the other group must fit better than any factor.
 
     Args:
         sample: with the columns of each group next to each other.
         errors: squared error of each column in either half of the rows, (2, groups, c), with the scales of each group.
         moved: columns that another group fits best in both halves, (c,).
-        own: the group of each column, (c,).
+        own_groups: the group of each column, (c,).
     """
-    least, stored = errors.amin(1), errors.gather(1, own.expand(2, 1, -1))[:, 0]
+    smallest, stored = errors.amin(1), errors.gather(1, own_groups.expand(2, 1, -1))[:, 0]
     sides = [(sample.x[half::2], sample.y[half::2]) for half in (0, 1)]
     best = torch.stack([x.square().sum(0) - (x * y).sum(0).square() / y.square().sum(0) for x, y in sides])
-    better = (least * 10 ** (DOUBLE_DB / 10) < stored) & (least * 10 ** (SMALL_DB / 10) < best)
+    better = (smallest * 10 ** (DOUBLE_DB / 10) < stored) & (smallest * 10 ** (SMALL_DB / 10) < best)
     moved = moved & better.all(0)
     if not bool(moved.any()):
         return None
-    sides_of_moved = (side[..., moved].double() for side in (sample.x.square(), stored, least))
+    sides_of_moved = (side[..., moved].double() for side in (sample.x.square(), stored, smallest))
     signal, before, after = (float(side.sum()) for side in sides_of_moved)
     columns = tuple(moved.nonzero().flatten().tolist())
     return ScaleFault("columns", 1.0, 1.0, level(signal, before), level(signal, after), columns)
@@ -299,13 +311,13 @@ def _try_mean_errors(pair: Pair, sample: CodeSample) -> ScaleFault | None:
     if not _are_in_order(unit):
         return None
     means = (error / unit).mean(2, keepdim=True)
-    off = torch.where(means.abs() > WHOLE_STEP, means.round(), 0.0)
-    if float((off != 0).float().mean()) < NEGLIGIBLE_SHARE:
+    steps_off = torch.where(means.abs() > MIN_MEAN_STEPS, means.round(), 0.0)
+    if float((steps_off != 0).float().mean()) < NEGLIGIBLE_SHARE:
         return None
-    before_db, after_db = _measure(sample.x, error, error - off * unit)
-    if after_db - before_db < MEANS_DB or before_db > FINE_DB:
+    before_db, after_db = _measure(sample.x, error, error - steps_off * unit)
+    if after_db - before_db < MEANS_GAIN_DB or before_db > FINE_DB:
         return None
-    steps = off[off != 0]
+    steps = steps_off[steps_off != 0]
     return ScaleFault("zeros", float(steps.min()), float(steps.max()), before_db, after_db)
 
 
@@ -315,8 +327,8 @@ def _measure(x: Tensor, before: Tensor, after: Tensor) -> tuple[float, float]:
     return level(signal, noise[0]), level(signal, noise[1])
 
 
-# Kind → code, what is wrong with the weights, and what to do.
-REPORTED = {
+# Fault → code of the finding, what is wrong with the weights, and what to do.
+FINDINGS_BY_FAULT = {
     "factor": (
         "scale_factor",
         "it is the original times {factors}, one factor for each weight: the scales are wrong",
@@ -332,12 +344,12 @@ REPORTED = {
         "scale_factor",
         "one factor for each group or superblock corrects it (they are {factors} times the original's): their scales "
         "are wrong",
-        "compare these scales with what the quantizer wrote: a dtype of fewer bits rounds them",
+        "quantize again; if the error returns, the quantizer writes wrong scales, or rounds them to too few bits",
     ),
     "zeros": (
         "zero_points",
         "zero points of groups are off by whole steps ({factors})",
-        "compare the zero points with what the quantizer wrote",
+        "quantize again; if the error returns, the quantizer writes wrong zero points",
     ),
     "order": (
         "permuted",
@@ -358,28 +370,31 @@ REPORTED = {
 
 
 def report_scale_faults(
-    faults: Sequence[tuple[WeightSummary, ScaleFault]], off: Sequence[WeightSummary], read: int
+    faults: Sequence[tuple[WeightSummary, ScaleFault]], lossy: Sequence[WeightSummary], read: int
 ) -> Iterator[Finding]:
-    """Report the faults of scales that were found, one finding for each kind.
+    """Report faults of scales, with one finding for each fault.
 
     Args:
-        faults: the weights with a fault, and what it is.
-        off: all weights that lost more than rounding costs: if all that were read have one fault, these have it, too.
+        faults: the weights with a fault, and the fault.
+        lossy: all weights that lost more than rounding costs; if all that were read have the same fault, it is
+            reported for all of these.
         read: number of weights that were read.
     """
-    for kind, (code, what, remedy) in REPORTED.items():
-        same = [(one, fault) for one, fault in faults if fault.kind == kind]
-        if not same:
+    for fault_name, (code, what, remedy) in FINDINGS_BY_FAULT.items():
+        affected = [(weight, fault) for weight, fault in faults if fault.kind == fault_name]
+        if not affected:
             continue
-        names = [one.pair.name for one in (off if len(same) == read > 1 else [one for one, _ in same])]
-        factors = [factor for _, fault in same for factor in (fault.low, fault.high)]
-        worst = min((fault for _, fault in same), key=lambda fault: fault.before_db)
+        names = [
+            weight.pair.name for weight in (lossy if len(affected) == read > 1 else [weight for weight, _ in affected])
+        ]
+        factors = [factor for _, fault in affected for factor in (fault.low, fault.high)]
+        worst = min((fault for _, fault in affected), key=lambda fault: fault.before_db)
         shown = listed([str(column) for column in worst.columns], 3) if worst.columns else _format_range(factors)
-        again = f", of which {read} were read again" if len(names) > len(same) else ""
+        again = f", of which {read} were read again" if len(names) > len(affected) else ""
         whose = f"{count(len(names), 'weight')}{again} ({listed(names, 3)})" if len(names) > 1 else display(names[0])
         yield make_finding(
             code,
-            "warning" if kind == "columns" else rate_repair(worst.before_db, worst.after_db),
+            "warning" if fault_name == "columns" else rate_repair(worst.before_db, worst.after_db),
             names[0] if len(names) == 1 else None,
             f"{whose}: {what.format(factors=shown)}; "
             f"{worst.after_db:.1f} dB once corrected instead of {worst.before_db:.1f}, on a sample of the worst",

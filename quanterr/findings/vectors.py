@@ -1,9 +1,9 @@
 """Findings about norms, biases and other unquantized 1-D tensors; tensors that differ much are read again.
 
-Valid quantizers cast such tensors, store norms minus one, divide by positive factors that weights absorb (AWQ,
+Correct quantizers may cast such tensors, store norms minus one, divide by positive factors that weights absorb (AWQ,
 SmoothQuant), fuse norms into the following layer, which leaves ones, or correct biases for the error of their weight.
-A corrected bias may be anything: a real key projection whose bias matters little reached 5.6 times its norm. But no
-quantizer loses or reorders the values, and only a correction flips their signs or multiplies them by one number.
+A correction may be large: the bias of a real key projection, which matters little, changed by 5.6 times its norm. But
+no quantizer loses or reorders the values, and only a correction changes their signs or multiplies them by one number.
 """
 
 import re
@@ -25,7 +25,7 @@ from quanterr.findings.limits import (
     MIN_VALUES,
     UNRELATED_COSINE,
 )
-from quanterr.findings.repairs import BETTER_DB, Sample, measure_snr
+from quanterr.findings.repairs import MIN_GAIN_DB, Sample, measure_snr
 from quanterr.findings.samples import read_sample
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor
@@ -37,11 +37,11 @@ from quanterr.tensors.casts import CastTest, Copy
 from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
-FREQUENCIES = "inv_freq"  # of rotary positions, which configurations and layouts define
-TINY_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
-LONGER = 10.0  # largest of norm ratios that smoothing factors can cause
-MOST_SOUGHT = 8  # most vectors to search for in others
-MOST_OTHERS = 512  # most vectors to compare each with
+FREQUENCY_SUFFIX = "inv_freq"  # of rotary positions, which configurations and layouts define
+MIN_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
+MAX_NORM_RATIO = 10.0  # maximum ratio of norms that smoothing factors can cause
+MAX_SEARCHES = 8  # maximum number of vectors to search for among the others
+MAX_CANDIDATES = 512  # maximum number of vectors to compare each of these with
 
 
 def check_vectors(
@@ -65,8 +65,8 @@ def check_vectors(
     weights = {pair.name: pair for pair in pairs if corrected}
     vectors = {canonicalize(pair.name): pair for pair in pairs if corrected and is_vector(pair)}
     for weight in seen:
-        beside = weights.get(weight.pair.name.removesuffix("bias") + "weight")
-        is_corrected = weight.pair.name in corrected and weight.copy == Copy.CHANGED and beside is not None
+        weight_pair = weights.get(weight.pair.name.removesuffix("bias") + "weight")
+        is_corrected = weight.pair.name in corrected and weight.copy == Copy.CHANGED and weight_pair is not None
         if not is_vector(weight.pair) or weight.offset or (not is_corrected and _is_near(weight)):
             continue
         sample = read_sample(weight.pair, reader)
@@ -74,17 +74,17 @@ def check_vectors(
             continue
         may_scale = weight.pair.name.rpartition(".")[0] in folded
         may_differ = may_scale or weight.pair.name in corrected
-        found = _check_lost(weight.pair, sample) or _check_order(weight.pair, sample)
-        if not found and sample.x.numel() >= MIN_VALUES:
-            found = None if may_differ else _check_one_factor(weight.pair, sample)
-            if not found and sought < MOST_SOUGHT and _changed_much(sample):
+        fault = _check_lost(weight.pair, sample) or _check_order(weight.pair, sample)
+        if not fault and sample.x.numel() >= MIN_VALUES:
+            fault = None if may_differ else _check_one_factor(weight.pair, sample)
+            if not fault and sought < MAX_SEARCHES and _changed_much(sample):
                 sought += 1
-                found = _find_swapped(weight.pair, sample, pairs, reader)
-            found = found or (None if may_differ else _check_related(weight.pair, sample))
-        if found:
-            yield found
-        elif is_corrected and beside and not may_scale:
-            shifts[weight.pair.name] = _measure_shift(sample, beside, vectors, reader)
+                fault = _find_swapped(weight.pair, sample, pairs, reader)
+            fault = fault or (None if may_differ else _check_related(weight.pair, sample))
+        if fault:
+            yield fault
+        elif is_corrected and weight_pair and not may_scale:
+            shifts[weight.pair.name] = _measure_shift(sample, weight_pair, vectors, reader)
         elif not may_scale and weight.ones:
             ones.append(weight.pair.name)
         elif not may_scale and _changed_much(sample):
@@ -100,7 +100,7 @@ def check_vectors(
             "copy the norms from the original, unless they were merged into weights that this comparison leaves out"
         )
         yield make_finding("implausible_error", "warning", None, message, remedy, layers=ones)
-    if computed := [name for name in changed if name.endswith(FREQUENCIES)]:
+    if computed := [name for name in changed if name.endswith(FREQUENCY_SUFFIX)]:
         changed = [name for name in changed if name not in computed]
         message = (
             f"{count(len(computed), 'tensor')} of rotary frequencies changed more than a cast explains: "
@@ -117,40 +117,40 @@ def check_vectors(
         yield make_finding("implausible_error", "warning", None, message, remedy, layers=changed)
 
 
-def classify_shifted_copy(one: WeightSummary, reader: Reader) -> Copy | None:
-    """Return the kind of copy that a norm is after undoing its constant offset; for other weights, the known kind."""
-    if not one.offset or one.copy is None:
-        return one.copy
-    x, y = (values.float() for values in read_sample(one.pair, reader)[:2])
-    found = []
-    for a, b in ((x + one.offset, y), (x, y - one.offset)):  # either side may have lost digits
-        forth, back = (CastTest(*dtypes, computed=True) for dtypes in _dtypes(one.pair))
+def classify_shifted_copy(weight: WeightSummary, reader: Reader) -> Copy | None:
+    """Return how a norm was copied, after its constant offset is undone; for other weights, the known result."""
+    if not weight.offset or weight.copy is None:
+        return weight.copy
+    x, y = (values.float() for values in read_sample(weight.pair, reader)[:2])
+    results = []
+    for a, b in ((x + weight.offset, y), (x, y - weight.offset)):  # either side may have lost digits
+        forth, back = (CastTest(*dtypes, computed=True) for dtypes in _list_dtypes(weight.pair))
         forth.add(a, b)
         back.add(b, a)
-        found += [forth.result, back.result]
-    return Copy.SAME if Copy.SAME in found else Copy.CHANGED
+        results += [forth.result, back.result]
+    return Copy.SAME if Copy.SAME in results else Copy.CHANGED
 
 
-def _dtypes(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
+def _list_dtypes(pair: Pair) -> tuple[tuple[str, str], tuple[str, str]]:
     """Return the dtypes of both sides, and the same reversed."""
     x, y = pair.original.codes.dtype, pair.quantized.codes.dtype
     return (x, y), (y, x)
 
 
-def _is_near(one: WeightSummary) -> bool:
+def _is_near(weight: WeightSummary) -> bool:
     """Return True if a cast explains the difference."""
-    return one.figures is not None and one.figures.snr_db > CAST_DB
+    return weight.figures is not None and weight.figures.snr_db > CAST_DB
 
 
-_Vectors = Mapping[tuple[str, str], Pair]  # (canonical path, kind) → unquantized 1-D tensor
+_Vectors = Mapping[tuple[str, str], Pair]  # (canonical path, suffix) → unquantized 1-D tensor
 
 
 class _BiasShift(NamedTuple):
     """Effect of a changed bias on the outputs."""
 
-    rows: float  # largest change / norm of its row, which is the output for inputs of size one
+    rows: float  # maximum of change / norm of the weight's row, which is the output for inputs of size one
     # Norm of the change, divided by the output error of the weight on typical inputs. A correction compensates for the
-    # mean of this error, which is no larger. Files of convert_to_quant have 0.02 to 0.14.
+    # mean of this error, so it is at most 1. Files of convert_to_quant have 0.02 to 0.14.
     share: float
     unlike: str = ""  # why it cannot be a correction; empty if it may be one
 
@@ -170,7 +170,7 @@ def _measure_shift(sample: Sample, weight: Pair, vectors: _Vectors, reader: Read
     if not len(changes):
         return _BiasShift(0.0, 0.0)
     norms, errors = x.norm(dim=1)[: len(changes)], (y - x).norm(dim=1)[: len(changes)]
-    error = float((y - x).norm()) / sqrt(x.shape[1]) * _typical_input_norm(weight, vectors, reader)
+    error = float((y - x).norm()) / sqrt(x.shape[1]) * _find_typical_input_norm(weight, vectors, reader)
     of_rows = float((changes.abs() / norms).nan_to_num(0.0, 0.0, inf).max())
     return _BiasShift(of_rows, ratio(float(changes.norm()), error), _contradict_correction(bias, errors))
 
@@ -179,8 +179,8 @@ def _contradict_correction(bias: Sample, errors: Tensor) -> str:
     """Return why a change cannot be a correction of a bias; empty if it may be one.
 
     A correction of row r is -E_r · m, where E_r is the error of the weight's row and m the mean input, which is unknown
-    here. So it is not a multiple of the bias and makes no element zero. Relative to the row's error, it is not far
-    larger in one row than in the others.
+    here. So a correction is not a multiple of the bias, makes no element zero, and is not far larger in one row than in
+    others, relative to the rows' errors.
 
     Args:
         bias: the bias on both sides, (n,).
@@ -188,20 +188,20 @@ def _contradict_correction(bias: Sample, errors: Tensor) -> str:
     """
     x, y = bias[:2]
     changes = y - x
-    if bool(((x.abs() > TINY_F16) & (y == 0)).any()):
+    if bool(((x.abs() > MIN_F16) & (y == 0)).any()):
         return "elements became zero"
     if len(x) < MIN_VALUES:
         return ""
     if abs(float((changes * x).sum())) > ALIGNED_COSINE * float(changes.norm() * x.norm()):
         return f"it was multiplied by {float((x * y).sum() / x.square().sum()):.3g}"
     shares = ((changes.abs() - BF16_ERROR * x.abs()).clamp(min=0) / errors).nan_to_num(0.0, inf)
-    few = shares > CHANCE_DEVIATIONS * shares.square().mean().sqrt()
-    if bool(shares.isinf().any()) or bool(few.any()):
+    are_far = shares > CHANCE_DEVIATIONS * shares.square().mean().sqrt()
+    if bool(shares.isinf().any()) or bool(are_far.any()):
         return "rows with little error changed far more than the others"
     return ""
 
 
-def _typical_input_norm(weight: Pair, vectors: _Vectors, reader: Reader) -> float:
+def _find_typical_input_norm(weight: Pair, vectors: _Vectors, reader: Reader) -> float:
     """Return the norm of typical inputs of a weight.
 
     It is the norm of the preceding normalization's weight; without one, inputs of size one are assumed.
@@ -218,23 +218,23 @@ def _typical_input_norm(weight: Pair, vectors: _Vectors, reader: Reader) -> floa
 
 
 def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
-    """Report corrected biases and how much the correction may matter."""
+    """Report corrected biases, and the size of the correction relative to the error that it corrects."""
     names = sorted(shifts, key=lambda name: -shifts[name].share)
-    worst, most = shifts[names[0]].share, max(shift.rows for shift in shifts.values())
+    worst, max_shift = shifts[names[0]].share, max(shift.rows for shift in shifts.values())
     error = "the error that the weight causes on typical inputs"
     shift = f"by {worst:.2g} times {error}" if isfinite(worst) else "although the weights cause no error"
     message = (
         f"{count(len(names), 'bias', 'biases')} of quantized weights changed, as corrections do: {listed(names, 3)}; "
         f"outputs shift {shift}"
     )
-    little = worst <= 1
-    remedy = None if little else "check the model's outputs: a correction is no larger than the error of its weight"
+    is_small = worst <= 1
+    remedy = None if is_small else "check the model's outputs: a correction is no larger than the error of its weight"
     if odd := {name: shift.unlike for name, shift in shifts.items() if shift.unlike}:
-        name, little = next(iter(odd)), False
+        name, is_small = next(iter(odd)), False
         message += f"; {count(len(odd), 'bias', 'biases')} as no correction does: {display(name)}: {odd[name]}"
         remedy = "copy the biases from the original, unless the quantizer is known to correct them"
-    level = "info" if little else "warning"
-    return make_finding("bias_corrected", level, None, message, remedy, layers=names, shift=most, share=worst)
+    level = "info" if is_small else "warning"
+    return make_finding("bias_corrected", level, None, message, remedy, layers=names, shift=max_shift, share=worst)
 
 
 def is_vector(pair: Pair) -> bool:
@@ -256,23 +256,23 @@ def _report_implausible(pair: Pair, sample: Sample, description: str, **evidence
     """Return the finding that no known quantizer changes a tensor like this."""
     before = measure_snr(sample.x, sample.y - sample.x)
     message = f"{display(pair.name)}: {description}"
-    remedy = "no known quantizer does this: check what wrote this tensor"
+    remedy = "no known quantizer does this: check the program that wrote this tensor"
     return make_finding("implausible_error", "error", pair.name, message, remedy, snr_db=before, **evidence)
 
 
 def _check_lost(pair: Pair, sample: Sample) -> Finding | None:
-    """Report a tensor more than half of whose nonzero values became zero."""
+    """Report a tensor if more than half of its nonzero values became zero."""
     x, y = sample[:2]
     lost = (x != 0) & (y == 0)
-    n, of = int(lost.sum()), int((x != 0).sum())
+    n, total = int(lost.sum()), int((x != 0).sum())
     if (
-        2 * n <= of
+        2 * n <= total
         or not _changed_much(sample)
-        or (of < MIN_VALUES and n < of)
-        or float(x[lost].abs().max()) < TINY_F16
+        or (total < MIN_VALUES and n < total)
+        or float(x[lost].abs().max()) < MIN_F16
     ):
         return None
-    description = "all its values are zero" if n == of else f"{n:,} of its {of:,} values are zero"
+    description = "all its values are zero" if n == total else f"{n:,} of its {total:,} values are zero"
     return _report_implausible(pair, sample, f"{description}; the original's are not", zeros=n)
 
 
@@ -283,7 +283,7 @@ def _check_order(pair: Pair, sample: Sample) -> Finding | None:
         return None
     x_sorted, y_sorted = x.flatten().sort().values, y.flatten().sort().values
     before, after = measure_snr(x, y - x), measure_snr(x_sorted, y_sorted - x_sorted)
-    if bool(((y_sorted - x_sorted).abs() > BF16_ERROR * x_sorted.abs()).any()) or not after - before > BETTER_DB:
+    if bool(((y_sorted - x_sorted).abs() > BF16_ERROR * x_sorted.abs()).any()) or not after - before > MIN_GAIN_DB:
         return None
     message = f"{display(pair.name)}: {before:.1f} dB; its values are a permutation of the original's"
     remedy = "look for a permutation that only one side undoes"
@@ -291,14 +291,14 @@ def _check_order(pair: Pair, sample: Sample) -> Finding | None:
 
 
 def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
-    """Report values that are all multiplied by one number; ones are sound, as in a norm fused into the next layer."""
+    """Report values that are all multiplied by one number, unless all are 1, as of a norm fused into the next layer."""
     x, y = sample[:2]
-    both = float((x * y).sum())
-    if not both or bool((y == 1).all()):
+    product = float((x * y).sum())
+    if not product or bool((y == 1).all()):
         return None
-    factor = float(y.square().sum()) / both
+    factor = float(y.square().sum()) / product
     before, after = measure_snr(x, y - x), measure_snr(x, y / factor - x, 1)
-    if not after > CHANGED_DB or after - before < BETTER_DB or abs(factor - 1) < FACTOR_TOLERANCE:
+    if not after > CHANGED_DB or after - before < MIN_GAIN_DB or abs(factor - 1) < FACTOR_TOLERANCE:
         return None
     message = (
         f"{display(pair.name)}: {before:.1f} dB; it is the original times {factor:.4g}{explain_factor(factor, None)}"
@@ -311,11 +311,15 @@ def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
 def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], reader: Reader) -> Finding | None:
     """Report that the values match another tensor of the same shape."""
     before = measure_snr(sample.x, sample.y - sample.x)
-    others = [one for one in pairs if one.original.shape == pair.original.shape and one.name != pair.name]
-    for other in others[:MOST_OTHERS]:
+    others = [
+        candidate
+        for candidate in pairs
+        if candidate.original.shape == pair.original.shape and candidate.name != pair.name
+    ]
+    for other in others[:MAX_CANDIDATES]:
         x = reader.read_first_rows(other.original)
         after = measure_snr(x, sample.y - x)
-        if after > max(CHANGED_DB, before + BETTER_DB):
+        if after > max(CHANGED_DB, before + MIN_GAIN_DB):
             message = f"{display(pair.name)}: its values match {display(other.name)} of the original"
             remedy = "find out where the layers were swapped"
             return make_finding("swapped_weight", "error", pair.name, message, remedy, weight=other.name, snr_db=after)
@@ -323,14 +327,14 @@ def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], reader: Rea
 
 
 def _check_related(pair: Pair, sample: Sample) -> Finding | None:
-    """Report values that are unrelated to the original's: positive factors do not explain them."""
+    """Report values that are unrelated to the original's, so that positive factors do not explain them."""
     x, y = sample[:2]
-    both, ratio = float(x.norm() * y.norm()), float(y.norm() / x.norm())
-    if not isfinite(both * ratio):
+    norms, ratio = float(x.norm() * y.norm()), float(y.norm() / x.norm())
+    if not isfinite(norms * ratio):
         return _report_implausible(pair, sample, "its values are too large for their error to be measured")
-    cosine = float((x * y).sum()) / both if both else 0.0
+    cosine = float((x * y).sum()) / norms if norms else 0.0
     flipped = float(x[x * y < 0].square().sum() / x.square().sum())
-    if cosine >= UNRELATED_COSINE and 1 / LONGER <= ratio <= LONGER and flipped <= MAJOR_SHARE:
+    if cosine >= UNRELATED_COSINE and 1 / MAX_NORM_RATIO <= ratio <= MAX_NORM_RATIO and flipped <= MAJOR_SHARE:
         return None
     lost_by_cast = not bool(y.any())  # _check_lost has accepted these zeros
     if lost_by_cast or bool((y == 1).all()) or (role_of(pair.name) == "norm" and _follows_other_convention(x, y)):
@@ -350,5 +354,5 @@ def _follows_other_convention(x: Tensor, y: Tensor) -> bool:
 def _correlate(x: Tensor, y: Tensor) -> float:
     """Return the correlation of two tensors; 0 if one is constant."""
     x, y = x - x.mean(), y - y.mean()
-    both = float(x.norm() * y.norm())
-    return float((x * y).sum()) / both if both else 0.0
+    norms = float(x.norm() * y.norm())
+    return float((x * y).sum()) / norms if norms else 0.0

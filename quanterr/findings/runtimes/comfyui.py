@@ -14,7 +14,7 @@ from quanterr.advice.runtimes import OF_COMFYUI
 from quanterr.documents.loading import DIFFERS, REFUSES, LoadingReason
 from quanterr.findings.contents import Contents
 from quanterr.findings.families import COMFYUI_FORMATS
-from quanterr.findings.loading import OF_DENOISER, is_of_comfy
+from quanterr.findings.loading import DENOISER_BLOCK, is_read_by_comfyui
 from quanterr.findings.runtimes.conditions import check_repacked
 from quanterr.findings.runtimes.model import (
     FLOAT8,
@@ -48,7 +48,7 @@ def check_file(contents: Contents) -> Iterator[LoadingReason]:
         else:
             message = f"knows no denoiser of the architecture {display(name)}: ValueError, Unexpected architecture type"
             yield refuse(message, f"{OF_GGUF}: IMG_ARCH_LIST")
-    elif not any(OF_DENOISER.match(name) for name in checkpoint.entries):
+    elif not any(DENOISER_BLOCK.match(name) for name in checkpoint.entries):
         message = "tells models by the names of their tensors; no rule covers these names"
         yield leave_open(message, "comfy/model_detection.py: detect_unet_config")
 
@@ -59,7 +59,7 @@ def check_labels(contents: Contents) -> Iterator[LoadingReason]:
     if labels.marker:
         return
     coded = [one for one in contents.stored if one.weight.format in COMFYUI_FORMATS and one.weight.has_codes]
-    names = [one.name for one in coded if not is_of_comfy(one.weight, labels)]
+    names = [one.name for one in coded if not is_read_by_comfyui(one.weight, labels)]
     if names:
         message = (
             f"takes codes for weights, without their scales, where no label (comfy_quant) says what they are: "
