@@ -1,8 +1,8 @@
-"""What a reader sees of each result: its view, its figure, its rows; and the outputs made of them.
+"""Views, figures and rows of all results, and the functions that write them as outputs.
 
-The modules about a kind of result are in the package here that is called like the one of its class in documents/, and
+The modules about a type of result are in the package with the same name as that of its class in documents/, and are
 imported on use. view.py has ``view``, and ``brief`` if the line for ``--quiet`` differs from the conclusion. The module
-that ``ROWS`` of the class names has ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests). plot.py has ``plot``, if
+that ``ROWS`` of the class names has ``CSV_COLUMNS``, ``rows`` and ``suites`` (of JUnit tests). plot.py has ``plot`` if
 there is a figure.
 """
 
@@ -35,8 +35,8 @@ def answer(result: "Result") -> str:
 
 def brief(result: "Result") -> str:
     """Return the result in one line, for ``--quiet``; a ranking adds a line per candidate without a rank."""
-    own = getattr(_import(result, "view"), "brief", None)
-    return f"quanterr: {answer(result)}" if own is None else own(result)
+    special = getattr(_import(result, "view"), "brief", None)
+    return f"quanterr: {answer(result)}" if special is None else special(result)
 
 
 def listing(result: "Result") -> ModuleType:
@@ -53,9 +53,7 @@ def plot(document: "Document") -> "Figure":
     try:
         drawing = _import(document, "plot")
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"plot(): there is nothing to draw: this kind of result, {document.noun}, has no figure"
-        ) from error
+        raise UsageError(f"plot(): there is nothing to draw: this kind of result, {document.noun}, has no figure") from error
     return drawing.plot(document)  # type: ignore[no-any-return]
 
 
@@ -84,5 +82,5 @@ def save(result: "Result", path: str | PathLike[str]) -> None:
 
 
 def _import(result: "Result", name: str) -> ModuleType:
-    kind = type(result).__module__.removeprefix("quanterr.documents.").rpartition(".")[0]
-    return import_module(f"quanterr.views.{kind}.{name}")
+    package = type(result).__module__.removeprefix("quanterr.documents.").rpartition(".")[0]
+    return import_module(f"quanterr.views.{package}.{name}")

@@ -6,28 +6,28 @@ from quanterr.documents.loading import Loading
 from quanterr.outputs.sections import CellColumn, Column, Name, Section, Table, fill
 from quanterr.util.text import listed
 
-LOADING: Sequence[CellColumn[Loading]] = (
-    (Column("read", 1, right=False), lambda one: one.version),
+LOADING_COLUMNS: Sequence[CellColumn[Loading]] = (
+    (Column("read", 1, right=False), lambda result: result.version),
     (Column("verdict", 0, right=False), str),
-    (Column("first reason", 0, right=False), lambda one: _format_reason(one)),
+    (Column("first reason", 0, right=False), lambda result: _format_reason(result)),
 )
 TITLE = "Whether it loads"
-FEW = 4  # candidates that a line names
+MAX_LISTED_CANDIDATES = 4
 
 
 def make_loading_section(loading: Sequence[Loading]) -> Iterator[Section]:
-    """Yield the section, if any runtime was asked for."""
+    """Yield the section about one checkpoint, if the user has named a runtime (``--for``)."""
     if loading:
-        runtimes = [(Name(one.runtime), one) for one in loading]
-        table = Table(f"{TITLE}, tested statically", "program", *fill(LOADING, runtimes), is_asked_for=True)
+        runtimes = [(Name(result.runtime), result) for result in loading]
+        table = Table(f"{TITLE}, tested statically", "program", *fill(LOADING_COLUMNS, runtimes), is_asked_for=True)
         yield Section("loading", TITLE, [table])
 
 
 def make_candidates_section(candidates: Sequence[tuple[str, Sequence[Loading]]]) -> Iterator[Section]:
-    """Yield the section of several named candidates, if any runtime was asked for."""
+    """Yield the section about several candidates, given with their names, if the user has named a runtime."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for name, one in _order_by_runtime(candidates):
-        groups.setdefault((one.runtime, str(one), _format_reason(one)), []).append(name)
+    for name, result in _order_by_runtime(candidates):
+        groups.setdefault((result.runtime, str(result), _format_reason(result)), []).append(name)
     if groups:
         columns = [Column("verdict", 0, right=False), Column("candidates", 0, right=False)]
         columns += [Column("first reason", 1, right=False)]
@@ -40,24 +40,24 @@ def make_candidates_section(candidates: Sequence[tuple[str, Sequence[Loading]]])
 
 
 def summarize_candidates(candidates: Sequence[tuple[str, Sequence[Loading]]]) -> Iterator[str]:
-    """Yield for each runtime which candidates it loads, and which it does not."""
+    """Yield a line for each runtime that says which candidates it loads."""
     runtimes: dict[str, dict[str, list[str]]] = {}
-    for name, one in _order_by_runtime(candidates):
-        runtimes.setdefault(f"{one.runtime} ({one.version})", {}).setdefault(str(one), []).append(name)
+    for name, result in _order_by_runtime(candidates):
+        runtimes.setdefault(f"{result.runtime} ({result.version})", {}).setdefault(str(result), []).append(name)
     for runtime, verdicts in runtimes.items():
-        found = (f"{verdict}: {_list_names(names, len(candidates))}" for verdict, names in verdicts.items())
-        yield f"{runtime}: {'; '.join(found)}"
+        parts = (f"{verdict}: {_list_names(names, len(candidates))}" for verdict, names in verdicts.items())
+        yield f"{runtime}: {'; '.join(parts)}"
 
 
 def _order_by_runtime(candidates: Iterable[tuple[str, Sequence[Loading]]]) -> list[tuple[str, Loading]]:
-    every = [(name, one) for name, loading in candidates for one in loading]
-    order = list(dict.fromkeys(one.runtime for _, one in every))
-    return sorted(every, key=lambda pair: order.index(pair[1].runtime))
+    results = [(name, result) for name, loading in candidates for result in loading]
+    order = list(dict.fromkeys(result.runtime for _, result in results))
+    return sorted(results, key=lambda pair: order.index(pair[1].runtime))
 
 
-def _format_reason(one: Loading) -> str:
-    return one.reasons[0].message if one.reasons else "-"
+def _format_reason(result: Loading) -> str:
+    return result.reasons[0].message if result.reasons else "-"
 
 
-def _list_names(names: Sequence[str], every: int) -> str:
-    return "all candidates" if len(names) == every else listed(names, FEW)
+def _list_names(names: Sequence[str], total: int) -> str:
+    return "all candidates" if len(names) == total else listed(names, MAX_LISTED_CANDIDATES)

@@ -39,14 +39,14 @@ def make_view(
     done: str = "",
     settings: Sequence[tuple[str, str]] = (),
     summary: Sequence[str] = (),
-    told: Sequence[Finding] = (),
+    stated: Sequence[Finding] = (),
     overview: Table | None = None,
     title: str = "",
 ) -> View:
-    """Return the view of a document: its non-empty sections, the table of all layers if there are maps, and its run.
+    """Return the view of a document, with its non-empty sections, and sections about all layers and about the run.
 
     ``done`` is the word for a pass without gates, ``settings`` are facts about the run; the other arguments are fields
-    of the view.
+    of the view. All layers are shown only if there are maps.
     """
     verdict = getattr(document, "verdict", None)
     every = (*sections, *([LAYERS] if maps else []), _describe_run(document, settings))
@@ -54,9 +54,9 @@ def make_view(
     done = "" if getattr(document, "gates", ()) else done
     judged = getattr(document, "candidates", [document]) if verdict else []
     doubts: dict[str, list[str]] = {}
-    for one in judged:
-        for message in list_doubts(verdict or "", getattr(one, "findings", ())):
-            doubts.setdefault(message, []).append(getattr(one, "name", ""))
+    for candidate in judged:
+        for message in list_doubts(verdict or "", getattr(candidate, "findings", ())):
+            doubts.setdefault(message, []).append(getattr(candidate, "name", ""))
     whose = {
         text: f"{name_candidates(names, len(judged))}: " if len(judged) > 1 else "" for text, names in doubts.items()
     }
@@ -72,46 +72,49 @@ def make_view(
         done,
         [f"{whose[text]}{text}" for text in doubts],
         summary,
-        told,
+        stated,
         overview,
         title,
     )
 
 
-def pick_columns(table: Table, most: int = 6) -> Table:
-    """Return a table without its title and the columns of a rank above ``most``, which narrow terminals drop first."""
-    kept = [n for n, column in enumerate(table.columns) if column.rank <= most]
+def pick_columns(table: Table, max_rank: int = 6) -> Table:
+    """Return a table without title, and without the columns of a rank above ``max_rank``, the less important ones."""
+    kept = [n for n, column in enumerate(table.columns) if column.rank <= max_rank]
     rows = [[row[0], *(row[n + 1] for n in kept)] for row in table.rows]
     return Table("", table.first, [table.columns[n] for n in kept], rows)
 
 
 def find_best(points: Sequence[tuple[int, float]]) -> list[bool]:
     """Return which of several points (size, error) are Pareto-optimal."""
-    return [not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points) for own in points]
+    return [
+        not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        for point in points
+    ]
 
 
 def list_number_columns(
-    kind: type[Model], of: Callable[[Any], Any] = lambda item: item, otherwise: str = "-", digits: int = 4
+    model: type[Model], find_instance: Callable[[Any], Any] = lambda item: item, otherwise: str = "-", digits: int = 4
 ) -> list[CellColumn[Any]]:
     """Return a column for each number that a class declares for tables, from left to right.
 
-    ``of`` returns the instance of an item that a row shows; ``otherwise`` stands for numbers that do not exist.
+    ``find_instance`` returns the instance of the class in a row's item; ``otherwise`` stands for absent numbers.
     """
     return [
         (
-            Column(one.heading, one.column or 0),
-            lambda item, one=one: format_score(of(item), one, otherwise, digits),  # type: ignore[misc]
+            Column(score.heading, score.column or 0),
+            lambda item, score=score: format_score(find_instance(item), score, otherwise, digits),  # type: ignore[misc]
         )
-        for one in list_columns(kind)
+        for score in list_columns(model)
     ]
 
 
 def format_score(values: Model, declared: Score, otherwise: str = "-", digits: int = 4) -> str:
-    """Return a number of a document in its unit; "exact" for an infinite SNR, as one without an error is."""
+    """Return a number of a document in its unit; "exact" for an infinite SNR, which means that there is no error."""
     value: float | None = getattr(values, declared.name)
     if value is None:
         infinite = getattr(values, "nonfinite", {}).get(declared.name)
-        if infinite == "+inf":  # without an error, only what is better if higher is infinite
+        if infinite == "+inf":  # an SNR without an error, or an error that is too large
             return "exact" if declared.better == "higher" else "infinite"
         return otherwise if infinite is None else UNDEFINED
     if declared.unit == "dB":

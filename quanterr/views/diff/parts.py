@@ -8,7 +8,7 @@ from quanterr.version import __version__
 
 
 def format_answer(difference: str | None, changed: str) -> str:
-    """Return the changes, with the reason why the results are not comparable if forced."""
+    """Return the changes, after the reason why the results are not comparable, if the diff was forced."""
     return changed if difference is None else f"not comparable: {difference}; {changed}"
 
 
@@ -21,7 +21,7 @@ def format_sizes(old: int, new: int) -> str:
 
 
 def join_counts(numbers: Iterable[tuple[int, str]]) -> str:
-    """Join counts, such as "4 worse, 2 better"; the first two always, others if not zero."""
+    """Join counts, such as "4 worse, 2 better"; zeros are shown only for the first two."""
     return ", ".join(f"{n:,} {word}" for place, (n, word) in enumerate(numbers) if n or place < 2)
 
 
@@ -40,11 +40,11 @@ def make_view(
 
 
 def list_names(
-    item: str, lists: Iterable[tuple[str, str, Sequence[str]]], top: int, kind: type[Name] = Name
+    item: str, lists: Iterable[tuple[str, str, Sequence[str]]], top: int, name_type: type[Name] = Name
 ) -> Iterator[Section]:
-    """Yield a section, given its key and word, for each list of names that is not empty, such as "3 layers new"."""
+    """Yield a section, such as "3 layers new", for each (key, word, names) whose list of names is not empty."""
     for key, word, names in lists:
         if names:
-            rows = [[kind(name)] for name in names[:top]]
+            rows = [[name_type(name)] for name in names[:top]]
             title = f"{count(len(names), item)} {word}"
             yield Section(key, title, [Table(title, item, (), rows, len(names) - len(rows))])

@@ -1,8 +1,8 @@
 """The front matter of a model card: the results of an evaluation as metadata of the Hugging Face Hub.
 
-``base_model``, ``base_model_relation`` (only together with it) and ``model-index`` are keys of the hub; details are
-under ``quanterr``. Other keys stay as they are, and so does a ``model-index`` that quanterr has not written. No value
-names a local folder.
+``base_model``, ``base_model_relation`` (only together with ``base_model``) and ``model-index`` are keys of the hub;
+details are under ``quanterr``. Other keys are not changed, nor is a ``model-index`` that quanterr has not written. No
+value contains the path of a local folder.
 
 Reference: the hub's model card metadata, docs/hub/model-cards.md and modelcard.md of huggingface/hub-docs.
 """
@@ -17,7 +17,13 @@ from quanterr.errors import UsageError
 from quanterr.util.text import display
 from quanterr.views.evaluation.numbers_as_text import list_metrics
 
-FENCE, BASE, RELATION, INDEX, OWN = "---", "base_model", "base_model_relation", "model-index", "quanterr"
+FENCE, BASE_MODEL, BASE_RELATION, MODEL_INDEX, DETAILS = (
+    "---",
+    "base_model",
+    "base_model_relation",
+    "model-index",
+    "quanterr",
+)
 TASKS = {
     "causal": "text-generation",
     "sequence to sequence": "text2text-generation",
@@ -43,23 +49,23 @@ def put_front_matter(text: str, where: str, evaluation: Evaluation) -> str:
     newline = "\r\n" if "\r\n" in text else "\n"
     lines = text.removeprefix(mark).splitlines()
     ends = [n for n, line in enumerate(lines) if line.rstrip() == FENCE]
-    found, rest = [], lines
+    present, rest = [], lines
     if ends and ends[0] == 0:
         if len(ends) < 2:
             raise UsageError(f"{where}: its front matter has no second {FENCE}: add it")
-        found, rest = lines[1 : ends[1]], lines[ends[1] + 1 :]
-    blocks = _blocks(found, where)
-    made = _keys(evaluation)
-    if INDEX in blocks and OWN not in blocks:
-        del made[INDEX]  # results that quanterr has not written
+        present, rest = lines[1 : ends[1]], lines[ends[1] + 1 :]
+    blocks = _split_blocks(present, where)
+    made = _make_keys(evaluation)
+    if MODEL_INDEX in blocks and DETAILS not in blocks:
+        del made[MODEL_INDEX]  # results that quanterr has not written
     for key, value in made.items():
-        blocks[key] = list(_lines({key: value}))
+        blocks[key] = list(_format_mapping({key: value}))
     body = [line for block in blocks.values() for line in block]
     end = newline if text.endswith("\n") or not text else ""
-    return mark + newline.join([FENCE, *body, FENCE, *([] if found or ends[:1] == [0] else [""]), *rest]) + end
+    return mark + newline.join([FENCE, *body, FENCE, *([] if present or ends[:1] == [0] else [""]), *rest]) + end
 
 
-def _blocks(lines: Sequence[str], where: str) -> dict[str, list[str]]:
+def _split_blocks(lines: Sequence[str], where: str) -> dict[str, list[str]]:
     """Return the lines of each key; lines before the first key, such as comments, are stored under ""."""
     blocks: dict[str, list[str]] = {"": []}
     key = ""
@@ -73,19 +79,20 @@ def _blocks(lines: Sequence[str], where: str) -> dict[str, list[str]]:
     return blocks
 
 
-def _keys(evaluation: Evaluation) -> dict[str, Value]:
-    base = _base_model(evaluation.original)
+def _make_keys(evaluation: Evaluation) -> dict[str, Value]:
+    base = _find_base_model(evaluation.original)
     tokens, metrics = evaluation.tokens, list_metrics(evaluation)
-    source = ", ".join(text.name for text in evaluation.texts) or _bare(tokens.source)
+    source = ", ".join(text.name for text in evaluation.texts) or _strip_folder(tokens.source)
     results: list[Value] = [
-        _result(candidate, metrics, TASKS.get(evaluation.kind, "other"), source) for candidate in evaluation.candidates
+        _make_result(candidate, metrics, TASKS.get(evaluation.kind, "other"), source)
+        for candidate in evaluation.candidates
     ]
     words = [word.rpartition("=") for word in evaluation.run.command]  # NAME=FILE keeps NAME
-    command = [f"{display(name) if name else ''}{equal}{_bare(path)}" for name, equal, path in words]
-    own: dict[str, Value] = {
+    command = [f"{display(name) if name else ''}{equal}{_strip_folder(path)}" for name, equal, path in words]
+    details: dict[str, Value] = {
         "version": evaluation.tool.version,
         "verdict": "evaluated" if evaluation.verdict == "pass" and not evaluation.gates else evaluation.verdict,
-        "reasons": [_said(reason) for reason in evaluation.reasons] if evaluation.verdict != "pass" else [],
+        "reasons": [_strip_folders(reason) for reason in evaluation.reasons] if evaluation.verdict != "pass" else [],
         "model": evaluation.model,
         "dtype": evaluation.dtype,
         "text": source,
@@ -94,21 +101,25 @@ def _keys(evaluation: Evaluation) -> dict[str, Value]:
         "chunks": tokens.chunks,
         "command": " ".join(command) or None,
         "findings": [
-            f"{_bare(candidate.name)}: {finding.code}"
+            f"{_strip_folder(candidate.name)}: {finding.code}"
             for candidate in evaluation.candidates
             for finding in candidate.findings
         ],
     }
-    name = _bare(evaluation.candidates[0].name) if len(evaluation.candidates) == 1 else _bare(evaluation.original)
+    name = (
+        _strip_folder(evaluation.candidates[0].name)
+        if len(evaluation.candidates) == 1
+        else _strip_folder(evaluation.original)
+    )
     return {
-        **({BASE: base, RELATION: "quantized"} if base else {}),
-        INDEX: [{"name": name, "results": results}],
-        OWN: {key: value for key, value in own.items() if value not in (None, [])},
+        **({BASE_MODEL: base, BASE_RELATION: "quantized"} if base else {}),
+        MODEL_INDEX: [{"name": name, "results": results}],
+        DETAILS: {key: value for key, value in details.items() if value not in (None, [])},
     }
 
 
-def _result(candidate: Evaluated, metrics: Sequence[tuple[str, str]], task: str, source: str) -> Value:
-    name = _bare(candidate.name)
+def _make_result(candidate: Evaluated, metrics: Sequence[tuple[str, str]], task: str, source: str) -> Value:
+    name = _strip_folder(candidate.name)
     values: list[Value] = []
     for title, metric in metrics:
         value = candidate.value(metric)
@@ -117,44 +128,48 @@ def _result(candidate: Evaluated, metrics: Sequence[tuple[str, str]], task: str,
     return {"task": {"type": task}, "dataset": {"name": source, "type": source}, "metrics": values}
 
 
-def _base_model(original: str) -> str | None:
-    """Return the original's name on the hub; None unless its path certainly contains the name."""
+def _find_base_model(original: str) -> str | None:
+    """Return the original's name on the hub; None if its path is neither an address nor in a cache of the hub."""
     if match := _HUB.match(original):
         return match[1].partition("@")[0]
     match = _CACHED.search(original.replace("\\", "/"))
     return f"{match[1]}/{match[2]}" if match else None
 
 
-def _bare(path: str) -> str:
-    """Return the last part of a path; addresses stay whole."""
+def _strip_folder(path: str) -> str:
+    """Return the last part of a path, and addresses as they are."""
     if "://" in path:
         return display(path)
     return display(os.path.basename(path.replace("\\", "/").rstrip("/")) or path)
 
 
-def _said(sentence: str) -> str:
+def _strip_folders(sentence: str) -> str:
     """Return a sentence without the folders of paths in it."""
     return display(re.sub(r"(?<![\w:/])(?:[A-Za-z]:)?[\\/](?:[^\s,;:\\/]+[\\/])+", "", sentence))
 
 
-def _lines(value: Mapping[str, Value], pad: str = "") -> Iterator[str]:
-    """Yield the lines of a mapping in YAML: strings are quoted as in JSON, which is YAML, too."""
+def _format_mapping(value: Mapping[str, Value], pad: str = "") -> Iterator[str]:
+    """Yield the lines of a mapping in YAML; strings are quoted as in JSON, which YAML includes."""
     for key, item in value.items():
         if isinstance(item, Mapping):
             yield f"{pad}{key}:"
-            yield from _lines(item, f"{pad}  ")
+            yield from _format_mapping(item, f"{pad}  ")
         elif isinstance(item, Sequence) and not isinstance(item, str):
             yield f"{pad}{key}:{'' if item else ' []'}"
-            for one in item:
-                inner = list(_lines(one, f"{pad}  ")) if isinstance(one, Mapping) else [_scalar(one)]
+            for element in item:
+                inner = (
+                    list(_format_mapping(element, f"{pad}  "))
+                    if isinstance(element, Mapping)
+                    else [_format_scalar(element)]
+                )
                 yield f"{pad}- {inner[0].lstrip()}"
                 yield from inner[1:]
         else:
-            yield f"{pad}{key}: {_scalar(item)}"
+            yield f"{pad}{key}: {_format_scalar(item)}"
 
 
-def _scalar(value: Value) -> str:
-    """Return a string or number in YAML: 1.1 would take 1e-05 for a string, 1.2 an unquoted 1e5 for a number."""
+def _format_scalar(value: Value) -> str:
+    """Return a string or number in YAML; "1e-05" becomes "1.0e-05", as YAML 1.1 reads the former as a string."""
     if isinstance(value, float):
         shown = repr(float(f"{value:.{DIGITS}g}"))
         return shown.replace("e", ".0e") if "e" in shown and "." not in shown else shown

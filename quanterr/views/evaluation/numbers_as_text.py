@@ -1,4 +1,4 @@
-"""Numbers of an evaluation as text, with their errors; the same in all outputs."""
+"""Functions that format numbers of an evaluation, with their standard errors, for all outputs."""
 
 from math import ceil
 from statistics import fmean
@@ -17,33 +17,40 @@ from quanterr.metrics import PREDICTED
 from quanterr.outputs.formatting import format_in_units
 from quanterr.util.text import count, display
 
-OF_ALL_CHUNKS = ("ppl", "ppl_ratio")  # the floor reads fewer chunks, so these would mislead next to the candidates'
-SURE = 0.05  # p-value below which a difference is significant
+UNSHOWN_OF_FLOOR = ("ppl", "ppl_ratio")  # not comparable with the candidates', as the floor reads fewer chunks
+SIGNIFICANCE = 0.05  # p-value below which a difference is significant
 CHUNK = "chunk"
-PRECISE = 0.03  # wanted standard error of the KL divergence, relative
-ALONE = "Weights are dequantized and activations are not quantized: a runtime that quantizes them may be worse. "
-EMULATED = (
+WANTED_RELATIVE_SE = 0.03  # wanted standard error of the KL divergence, relative to its mean
+WEIGHTS_CAVEAT = (
+    "Weights are dequantized and activations are not quantized: a runtime that quantizes them may be worse. "
+)
+EMULATION_CAVEAT = (
     "Weights are dequantized; inputs, keys and values are rounded as in a runtime, but computed in float32: "
     "the kernels of a runtime may differ. "
 )
-MADE_UP = "Latents and conditionings were made up (normal numbers): errors on real ones will differ. "
-OF_WEIGHTS = "Predictions cover the weights alone. "
-DEFINED = (
+INPUTS_CAVEAT = "Latents and conditionings were made up (normal numbers): errors on real ones will differ. "
+PREDICTIONS_CAVEAT = "Predictions cover the weights alone. "
+PREDICTION_DEFINITIONS = (
     "Perplexity and divergence follow llama.cpp's definitions; ± is the standard error over predictions or chunks, "
     "whichever is larger."
 )
-OF_CALLS = "± is the standard error over groups of calls."
-OF_CHUNKS = "An embedding is the mean of the last hidden states of a chunk."
-DEFINITIONS = {"calls": OF_CALLS, "encoder": OF_CHUNKS}  # by the kind of evaluation; DEFINED for all others
+CALL_DEFINITIONS = "± is the standard error over groups of calls."
+CHUNK_DEFINITIONS = "An embedding is the mean of the last hidden states of a chunk."
+DEFINITIONS_BY_KIND = {
+    "calls": CALL_DEFINITIONS,
+    "encoder": CHUNK_DEFINITIONS,
+}  # by the kind of evaluation; DEFINED for all others
 
 
 def format_caveat(evaluation: Evaluation) -> str:
-    """Return what the numbers include and leave out."""
+    """Return sentences about what the numbers include and leave out."""
     emulated = any(candidate.activations or candidate.kv for candidate in evaluation.candidates)
     predicted = emulated and bool(_list_predicted(evaluation))
-    inputs = MADE_UP if evaluation.made_up else ""
-    defined = DEFINITIONS.get(evaluation.kind, DEFINED)
-    return f"{inputs}{EMULATED if emulated else ALONE}{OF_WEIGHTS if predicted else ''}{defined}"
+    inputs = INPUTS_CAVEAT if evaluation.made_up else ""
+    defined = DEFINITIONS_BY_KIND.get(evaluation.kind, PREDICTION_DEFINITIONS)
+    return (
+        f"{inputs}{EMULATION_CAVEAT if emulated else WEIGHTS_CAVEAT}{PREDICTIONS_CAVEAT if predicted else ''}{defined}"
+    )
 
 
 def format_inputs(candidate: Evaluated | Floor) -> str:
@@ -56,11 +63,11 @@ def format_inputs(candidate: Evaluated | Floor) -> str:
 
 def list_metrics(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Return titles and names of the metrics to show."""
-    kinds = {"encoder": OF_EMBEDDINGS, "calls": OF_OUTPUTS}.get(evaluation.kind, OF_PREDICTIONS)
-    own = {name: score for name, score in kinds.items() if score.column is not None}
-    own |= {name: SCORES[name] for name in _list_predicted(evaluation)}
+    scores = {"encoder": OF_EMBEDDINGS, "calls": OF_OUTPUTS}.get(evaluation.kind, OF_PREDICTIONS)
+    shown = {name: score for name, score in scores.items() if score.column is not None}
+    shown |= {name: SCORES[name] for name in _list_predicted(evaluation)}
     first = "acceptance" if all(candidate.draft for candidate in evaluation.candidates) else ""
-    order = sorted(own.items(), key=lambda item: (item[0] != first, item[1].column or 0))
+    order = sorted(shown.items(), key=lambda item: (item[0] != first, item[1].column or 0))
     return [(score.title, name) for name, score in order]
 
 
@@ -71,7 +78,7 @@ def _list_predicted(evaluation: Evaluation) -> list[str]:
 def format_metric(candidate: Evaluated | Floor, metric: str) -> str:
     """Return a metric of a candidate with its standard error."""
     value, error = candidate.value(metric), candidate.error(metric)
-    if isinstance(candidate, Floor) and (value is None or metric in OF_ALL_CHUNKS):
+    if isinstance(candidate, Floor) and (value is None or metric in UNSHOWN_OF_FLOOR):
         return "-"
     if value is None:
         return "undefined"
@@ -106,11 +113,14 @@ def order_candidates(evaluation: Evaluation) -> list[Evaluated]:
     metric = pick_main_metric(evaluation)
     sign = -1 if SCORES[metric].better == "higher" else 1
     values = {id(candidate): candidate.value(metric) for candidate in evaluation.candidates}
-    return sorted(evaluation.candidates, key=lambda one: (values[id(one)] is None, sign * (values[id(one)] or 0.0)))
+    return sorted(
+        evaluation.candidates,
+        key=lambda candidate: (values[id(candidate)] is None, sign * (values[id(candidate)] or 0.0)),
+    )
 
 
 def conclusion(evaluation: Evaluation) -> str:
-    """Return the nearest candidate and its value in a sentence."""
+    """Return a sentence with the candidate nearest to the original and its value."""
     best = find_nearest(evaluation)
     if best is None:
         return "; ".join(evaluation.reasons)
@@ -123,12 +133,14 @@ def conclusion(evaluation: Evaluation) -> str:
     first, after = next(iter(compare_neighbours(evaluation)), None), ""
     if first and first[0] is best:
         _, far, apart = first
-        after = f"; {display(far.name)} {'is next' if apart.p < SURE else 'may be as near'} ({_format_p(apart.p)})"
+        after = (
+            f"; {display(far.name)} {'is next' if apart.p < SIGNIFICANCE else 'may be as near'} ({_format_p(apart.p)})"
+        )
     return f"{subject}: {what}{after}{failed}"
 
 
 def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
-    """Return whether a candidate's error is no larger than the rounding of the original's own dtype.
+    """Return whether a candidate's error is no larger than the floor, the error of rounding to the original's dtype.
 
     Divergences are compared on the chunks that the floor read, embeddings and outputs on all.
     """
@@ -138,18 +150,18 @@ def is_below_floor(evaluation: Evaluation, candidate: Evaluated) -> bool:
     if floor.scores is not None and candidate.scores is not None:
         return fmean(candidate.scores.kld_chunks[n] for n in floor.chunks) <= fmean(floor.scores.kld_chunks)
     metric = "relative_error" if floor.embeddings is not None else "output_error"
-    least, own = floor.value(metric), candidate.value(metric)
-    return least is not None and own is not None and own <= least
+    floor_error, error = floor.value(metric), candidate.value(metric)
+    return floor_error is not None and error is not None and error <= floor_error
 
 
 def describe_floor(evaluation: Evaluation, floor: Floor) -> str:
-    """Return the name of the floor's row."""
+    """Return the title of the floor's row in tables."""
     n = len(floor.chunks)
     return f"floor: the original in {floor.dtype}{f', {count(n, CHUNK)}' if 0 < n < evaluation.tokens.chunks else ''}"
 
 
 def list_floor_lines(evaluation: Evaluation) -> list[str]:
-    """Return in a line which candidates are below the floor, or why there is no floor."""
+    """Return a line that names the candidates below the floor, or says why there is no floor."""
     floor = evaluation.floor
     if floor is None:
         return []
@@ -160,9 +172,9 @@ def list_floor_lines(evaluation: Evaluation) -> list[str]:
 
 
 def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) -> str:
-    """Return in words which of two candidates is nearer to the original, and whether the difference is significant."""
-    sure = "is nearer than" if apart.p < SURE else "is not significantly nearer than"
-    return f"{near.name} {sure} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_format_p(apart.p)}"
+    """Return a text that says which of two candidates is nearer to the original, and whether significantly."""
+    relation = "is nearer than" if apart.p < SIGNIFICANCE else "is not significantly nearer than"
+    return f"{near.name} {relation} {far.name}: by {apart.mean:.3g} ± {apart.error:.2g} nat, {_format_p(apart.p)}"
 
 
 def _format_p(p: float) -> str:
@@ -170,12 +182,13 @@ def _format_p(p: float) -> str:
 
 
 def describe_precision(evaluation: Evaluation) -> str:
-    """Return how many chunks would make the divergence precise; empty if it already is."""
+    """Return how many chunks the divergence needs for WANTED_RELATIVE_SE; empty if it is so precise already."""
     best = find_nearest(evaluation)
     if best is None or best.scores is None or best.scores.kld_mean_chunk_se is None or best.scores.kld_mean <= 0:
         return ""
     share, chunks = best.scores.kld_error / best.scores.kld_mean, best.scores.chunks
-    if share <= PRECISE:
+    if share <= WANTED_RELATIVE_SE:
         return ""
-    wanted = ceil(chunks * (share / PRECISE) ** 2)
-    return f"{count(chunks, 'chunk')}: KLD ± {100 * share:.2g} %; about {wanted:,} would give ± {100 * PRECISE:g} %"
+    wanted = ceil(chunks * (share / WANTED_RELATIVE_SE) ** 2)
+    aim = f"about {wanted:,} would give ± {100 * WANTED_RELATIVE_SE:g} %"
+    return f"{count(chunks, 'chunk')}: KLD ± {100 * share:.2g} %; {aim}"

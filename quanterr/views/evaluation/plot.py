@@ -1,4 +1,4 @@
-"""The plot of an evaluation."""
+"""The figure of an evaluation."""
 
 from typing import TYPE_CHECKING
 

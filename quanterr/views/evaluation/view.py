@@ -79,26 +79,26 @@ from quanterr.views.evaluation.numbers_as_text import (
 )
 from quanterr.views.parts import find_best, list_number_columns, make_view, pick_columns
 
-BROKEN = "not finite"
-WORST = 3  # weights in the summary
-BLOCKS = list_number_columns(BlockError, otherwise=BROKEN, digits=5)
-*WEIGHTS, _, _ = list_number_columns(WeightError)
-OF_INPUTS = list_number_columns(WeightError)[len(WEIGHTS) :]
-ROUTERS: Sequence[CellColumn[Sequence[RouterAgreement]]] = (
-    (Column("same experts", 0), lambda routers: f"{100 * fmean(one.same_experts for one in routers):.4g} %"),
+NOT_FINITE = "not finite"
+MAX_SUMMARIZED = 3  # weights in the summary
+BLOCK_COLUMNS = list_number_columns(BlockError, otherwise=NOT_FINITE, digits=5)
+*WEIGHT_COLUMNS, _, _ = list_number_columns(WeightError)
+INPUT_COLUMNS = list_number_columns(WeightError)[len(WEIGHT_COLUMNS) :]
+ROUTER_COLUMNS: Sequence[CellColumn[Sequence[RouterAgreement]]] = (
+    (Column("same experts", 0), lambda routers: f"{100 * fmean(router.same_experts for router in routers):.4g} %"),
     (
         Column("router KLD", 1),
-        lambda routers: format_if_known(_average([one.router_kld for one in routers]), ".4g", BROKEN),
+        lambda routers: format_if_known(_average([router.router_kld for router in routers]), ".4g", NOT_FINITE),
     ),
 )
-TASKS: Sequence[CellColumn[Task]] = (
+TASK_COLUMNS: Sequence[CellColumn[Task]] = (
     (Column("questions", 3), lambda task: f"{task.questions:,}"),
     (Column("original", 1), lambda task: f"{100 * task.accuracy_original:.4g} %"),
     (Column("accuracy", 0), lambda task: f"{100 * task.accuracy:.4g} %"),
     (Column("agreement", 2), lambda task: f"{100 * task.agreement:.4g} %"),
     (Column("p", 4), lambda task: f"{task.mcnemar_p:.3g}"),
 )
-TEXTS: Sequence[CellColumn[Scores]] = (
+TEXT_COLUMNS: Sequence[CellColumn[Scores]] = (
     (Column("predictions", 5), lambda scores: f"{scores.tokens:,}"),
     (Column("KLD", 0), lambda scores: f"{scores.kld_mean:.5g} ± {scores.kld_error:.2g}"),
     (Column("KLD 99 %", 1), lambda scores: f"{scores.kld_p99:.5g}"),
@@ -106,19 +106,19 @@ TEXTS: Sequence[CellColumn[Scores]] = (
     (Column("PPL ratio", 2), lambda scores: f"{scores.ppl_ratio:.5g}"),
     (Column("same top token", 3), lambda scores: f"{100 * scores.top1:.4g} %"),
 )
-TOKENS: Sequence[CellColumn[WorstToken]] = (
-    (Column("where", 3, right=False), lambda one: Name(f"{one.source}, chunk {one.chunk}, {one.position}")),
+TOKEN_COLUMNS: Sequence[CellColumn[WorstToken]] = (
+    (Column("where", 3, right=False), lambda token: Name(f"{token.source}, chunk {token.chunk}, {token.position}")),
     (
         Column("text before", 2, right=False),
-        lambda one: Name("-" if one.before is None else quote(one.before[-BEFORE:])),
+        lambda token: Name("-" if token.before is None else quote(token.before[-CONTEXT_CHARACTERS:])),
     ),
-    (Column("token", 1, right=False), lambda one: _token(one.token)),
-    (Column("original predicted", 0, right=False), lambda one: _token(one.predicted_original)),
-    (Column("predicted", 0, right=False), lambda one: _token(one.predicted)),
+    (Column("token", 1, right=False), lambda worst: _format_token(worst.token)),
+    (Column("original predicted", 0, right=False), lambda worst: _format_token(worst.predicted_original)),
+    (Column("predicted", 0, right=False), lambda worst: _format_token(worst.predicted)),
 )
 MACRO = "macro average"
-BEFORE = 40  # characters of the text before a token
-SHOWN = 8  # blocks, routers, steps or positions
+CONTEXT_CHARACTERS = 40  # characters of the text before a token
+MAX_SHOWN = 8  # blocks, routers, steps or positions in a table
 MAX_DETAILED = 2  # candidates shown with blocks and weights
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "name", "block", "value", "cosine", "share_of_block"),
@@ -140,8 +140,8 @@ def view(evaluation: Evaluation, top: int) -> View:
     maps = None
     if any(candidate.weights for candidate in evaluation.candidates):
         words, first = {"role": "Role", "unit": "Block"}, "output_0"
-        maps = Maps(_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
-    answer, sections, about = conclusion(evaluation), _sections(evaluation, top), format_caveat(evaluation)
+        maps = Maps(_make_metrics(evaluation), words, lambda: map_rows(evaluation), first, first)
+    answer, sections, about = conclusion(evaluation), _make_sections(evaluation, top), format_caveat(evaluation)
     summary = list(_summarize(evaluation))
     return make_view(
         evaluation,
@@ -163,46 +163,57 @@ def _summarize(evaluation: Evaluation) -> Iterator[str]:
     for part in _compare_candidates(evaluation):
         yield from part.lines if isinstance(part, Lines) else ()
     nearest = find_nearest(evaluation) or evaluation.candidates[0]
-    weights = [weight for weight in nearest.weights if weight.output_error][:WORST]
-    of = "" if len(evaluation.candidates) == 1 else f" of {display(nearest.name)}"
+    weights = [weight for weight in nearest.weights if weight.output_error][:MAX_SUMMARIZED]
+    whose = "" if len(evaluation.candidates) == 1 else f" of {display(nearest.name)}"
     for weight in weights:
         share = f", {format_percent(weight.share_of_block)} of its block" if weight.share_of_block else ""
-        yield f"largest output errors{of}: {format_percent(weight.output_error)}  {display(weight.layer_name)}{share}"
-    yield from (_missing(candidate) for candidate in evaluation.candidates if candidate.missing)
+        error = format_percent(weight.output_error)
+        yield f"largest output errors{whose}: {error}  {display(weight.layer_name)}{share}"
+    yield from (_describe_missing(candidate) for candidate in evaluation.candidates if candidate.missing)
 
 
-def _sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
+def _make_sections(evaluation: Evaluation, top: int) -> Iterator[Section]:
     candidates = evaluation.candidates
-    found = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
+    findings = [(candidate.name, item) for candidate in candidates for item in candidate.findings]
     gates = [(candidate.name, gate) for candidate in candidates for gate in candidate.gates]
     yield Section("scores", "Scores", [make_scores_table(evaluation), *_compare_candidates(evaluation)])
     dots = make_dots(evaluation)
     yield Section("size", "Error and size", [dots] if dots else [], (PAGE,) if len(candidates) > 1 else ())
     yield Section("gates", "Gates", [Gates(gates)] if gates else [])
-    yield Section("findings", "Findings", [merge_findings(found, len(candidates))] if found else [])
-    yield Section("texts", "By text", [_texts(candidate) for candidate in candidates if candidate.texts])
-    yield Section("positions", "Divergence by position", list(_positions(evaluation)), (VERBOSE, PAGE))
-    yield Section("steps", "Output error by step", list(_steps(evaluation)))
-    yield Section("rollout", "Rollout", list(_rollouts(evaluation)))
+    yield Section("findings", "Findings", [merge_findings(findings, len(candidates))] if findings else [])
+    yield Section("texts", "By text", [_make_texts_table(candidate) for candidate in candidates if candidate.texts])
+    yield Section("positions", "Divergence by position", list(_make_positions(evaluation)), (VERBOSE, PAGE))
+    yield Section("steps", "Output error by step", list(_make_steps(evaluation)))
+    yield Section("rollout", "Rollout", list(_make_rollouts(evaluation)))
     yield from [MAP] if any(candidate.weights for candidate in candidates) else []
     tasks = [(Name(f"{task.name}, {candidate.name}"), task) for candidate in candidates for task in candidate.tasks]
-    yield Section("tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASKS, tasks))] if tasks else [])
+    yield Section(
+        "tasks", "Tasks", [Table("Tasks, by log-likelihood", "task", *fill(TASK_COLUMNS, tasks))] if tasks else []
+    )
     detailed = _pick_detailed(evaluation) if top else []
-    yield Section("blocks", "Hidden states by block", list(_blocks(evaluation)) if top else [])
-    yield Section("worst", "Largest output errors", [_worst(one, top) for one in detailed if one.weights])
-    yield Section("routers", "Experts that routers choose", [_routers(one) for one in detailed if one.routers])
-    swaps = [_swaps(candidate, top) for candidate in candidates if top and candidate.swaps]
+    yield Section("blocks", "Hidden states by block", list(_make_blocks(evaluation)) if top else [])
+    yield Section(
+        "worst",
+        "Largest output errors",
+        [_make_weights_table(candidate, top) for candidate in detailed if candidate.weights],
+    )
+    yield Section(
+        "routers",
+        "Experts that routers choose",
+        [_make_routers_table(candidate) for candidate in detailed if candidate.routers],
+    )
+    swaps = [_make_swaps_table(candidate, top) for candidate in candidates if top and candidate.swaps]
     yield Section("swaps", "Measured alone in the original", swaps)
-    missing = [_missing(candidate) for candidate in candidates if candidate.missing]
+    missing = [_describe_missing(candidate) for candidate in candidates if candidate.missing]
     yield Section("missing", "Taken from the original", [Lines(missing, warn=True)] if missing else [])
-    tokens = [_worst_tokens(one, top) for one in detailed if one.worst_tokens]
+    tokens = [_make_tokens_table(candidate, top) for candidate in detailed if candidate.worst_tokens]
     yield Section("tokens", "Worst tokens", tokens, (VERBOSE, PAGE, CARD), is_open=False)
 
 
 def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
-    """Yield lines on which differences between candidates are significant, and whether more text is needed."""
+    """Yield lines that say which differences between candidates are significant, and whether more text is needed."""
     lines = [describe_nearer(*finding) for finding in compare_neighbours(evaluation)]
-    lines += [found] if (found := describe_precision(evaluation)) else []
+    lines += [advice] if (advice := describe_precision(evaluation)) else []
     lines += list_floor_lines(evaluation)
     if lines:
         yield Lines(lines)
@@ -211,8 +222,11 @@ def _compare_candidates(evaluation: Evaluation) -> Iterator[Part]:
 def make_scores_table(evaluation: Evaluation) -> Table:
     """Return the table of each candidate's scores, the nearest to the original first, and of the floor's."""
     columns: list[CellColumn[Evaluated | Floor]] = [
-        (Column("size", 1), lambda one: size(evaluation.original_bytes if isinstance(one, Floor) else one.bytes)),
-        (Column("bits/w", 4), lambda one: format_if_known(getattr(one, "bits_per_weight", None), ".4g")),
+        (
+            Column("size", 1),
+            lambda candidate: size(evaluation.original_bytes if isinstance(candidate, Floor) else candidate.bytes),
+        ),
+        (Column("bits/w", 4), lambda candidate: format_if_known(getattr(candidate, "bits_per_weight", None), ".4g")),
         *(
             (Column(title, n), partial(format_metric, metric=metric))
             for n, (title, metric) in enumerate(list_metrics(evaluation))
@@ -225,158 +239,167 @@ def make_scores_table(evaluation: Evaluation) -> Table:
     ]
     if evaluation.floor is not None and evaluation.floor.reason is None:
         rows.append((describe_floor(evaluation, evaluation.floor), evaluation.floor))
-    if not any(candidate.bits_per_weight for candidate in evaluation.candidates):  # of an older version
+    if not any(candidate.bits_per_weight for candidate in evaluation.candidates):  # older versions did not store it
         del columns[1]
     return Table("Against the original", "candidate", *fill(columns, rows))
 
 
 def make_dots(evaluation: Evaluation) -> Dots | None:
     """Return an error of the model over size: KLD, the error of outputs, or the distance of embeddings."""
-    found = [(candidate, *_pick_error(candidate)) for candidate in evaluation.candidates]
-    values = [(one, value, error) for one, _, value, error in found if value is not None]
-    sizes = [(one.bytes, value) for one, value, _ in values]
+    errors = [(candidate, *_pick_error(candidate)) for candidate in evaluation.candidates]
+    values = [(candidate, value, se) for candidate, _, value, se in errors if value is not None]
+    sizes = [(candidate.bytes, value) for candidate, value, _ in values]
     dots = [
-        Dot(one.name, one.bytes, value, error, is_best)
-        for (one, value, error), is_best in zip(values, find_best(sizes), strict=True)
+        Dot(candidate.name, candidate.bytes, value, se, is_best)
+        for (candidate, value, se), is_best in zip(values, find_best(sizes), strict=True)
     ]
-    label = next((label for _, label, value, _ in found if value is not None), "")
+    label = next((label for _, label, value, _ in errors if value is not None), "")
     return Dots(label, dots, all(dot.value > 0 for dot in dots)) if dots else None
 
 
-def _pick_error(one: Evaluated) -> tuple[str, float | None, float]:
+def _pick_error(candidate: Evaluated) -> tuple[str, float | None, float]:
     """Return the label, value and standard error to draw for a candidate."""
-    if one.scores is not None:
-        return "KLD [nat]", one.scores.kld_mean, one.scores.kld_error
-    if one.outputs is not None:
-        return "relative error of the output", one.outputs.output_error, one.outputs.output_error_se or 0.0
-    if one.embeddings is not None and one.embeddings.cosine_mean is not None:
-        return "1 - cosine of the embeddings", 1 - one.embeddings.cosine_mean, 0.0
+    if candidate.scores is not None:
+        return "KLD [nat]", candidate.scores.kld_mean, candidate.scores.kld_error
+    if candidate.outputs is not None:
+        return "relative error of the output", candidate.outputs.output_error, candidate.outputs.output_error_se or 0.0
+    if candidate.embeddings is not None and candidate.embeddings.cosine_mean is not None:
+        return "1 - cosine of the embeddings", 1 - candidate.embeddings.cosine_mean, 0.0
     return "", None, 0.0
 
 
-def _texts(candidate: Evaluated) -> Part:
-    """Return the scores of each text, and their macro average: each text counts the same."""
-    columns, rows = fill(TEXTS, ((Name(text.name), text.scores) for text in candidate.texts))
+def _make_texts_table(candidate: Evaluated) -> Part:
+    """Return the scores of each text, and their macro average, in which each text has the same weight."""
+    columns, rows = fill(TEXT_COLUMNS, ((Name(text.name), text.scores) for text in candidate.texts))
     scores = [text.scores for text in candidate.texts]
-    ratio = exp(fmean(each.ln_ppl_ratio for each in scores))
-    cells = [f"{fmean(each.kld_mean for each in scores):.5g}", f"{fmean(each.kld_p99 for each in scores):.5g}"]
-    cells += ["-", f"{ratio:.5g}", f"{100 * fmean(each.top1 for each in scores):.4g} %"]
+    ratio = exp(fmean(text_scores.ln_ppl_ratio for text_scores in scores))
+    cells = [
+        f"{fmean(text_scores.kld_mean for text_scores in scores):.5g}",
+        f"{fmean(text_scores.kld_p99 for text_scores in scores):.5g}",
+    ]
+    cells += ["-", f"{ratio:.5g}", f"{100 * fmean(text_scores.top1 for text_scores in scores):.4g} %"]
     return Table(f"By text, {display(candidate.name)}", "text", columns, [*rows, [MACRO, "", *cells]])
 
 
-def _worst_tokens(candidate: Evaluated, top: int) -> Part:
+def _make_tokens_table(candidate: Evaluated, top: int) -> Part:
     """Return the predictions with the largest divergence, with their text."""
     rows = [(f"{token.kld:.4g}", token) for token in candidate.worst_tokens[:top]]
-    return Table(f"Worst tokens, {display(candidate.name)}", "KLD", *fill(TOKENS, rows))
+    return Table(f"Worst tokens, {display(candidate.name)}", "KLD", *fill(TOKEN_COLUMNS, rows))
 
 
-def _token(token: LikelyToken) -> Name:
-    """Return a token, quoted, or its number, with its probability by each side that is known."""
+def _format_token(token: LikelyToken) -> Name:
+    """Return a token in quotes, or its number, with its known probabilities in the original and the candidate."""
     shares = [format_percent(p) for p in (token.p_original, token.p) if p is not None]
     return Name(f"{f'#{token.id}' if token.text is None else quote(token.text)} {' → '.join(shares)}")
 
 
-def _positions(evaluation: Evaluation) -> Iterator[Part]:
+def _make_positions(evaluation: Evaluation) -> Iterator[Part]:
     """Yield the divergence by position of the predicted token in its chunk."""
-    found = [candidate for candidate in evaluation.candidates if len(candidate.positions) > 1]
-    if not found:
+    candidates = [candidate for candidate in evaluation.candidates if len(candidate.positions) > 1]
+    if not candidates:
         return
-    spans = found[0].positions
+    spans = candidates[0].positions
     shown = _thin_out(range(len(spans)))
     columns = [Column(f"{spans[n].first:,}-{spans[n].last:,}", k) for k, n in enumerate(shown)]
     rows = [
-        [Name(one.name), *(f"{one.positions[n].kld_mean:.4g}" for n in shown)]
-        for one in found
-        if len(one.positions) == len(spans)
+        [Name(candidate.name), *(f"{candidate.positions[n].kld_mean:.4g}" for n in shown)]
+        for candidate in candidates
+        if len(candidate.positions) == len(spans)
     ]
     curves = [
-        Curve(Name(one.name), [((each.first + each.last) / 2, each.kld_mean) for each in one.positions])
-        for one in found
+        Curve(Name(candidate.name), [((span.first + span.last) / 2, span.kld_mean) for span in candidate.positions])
+        for candidate in candidates
     ]
     yield Chart("KLD [nat] by position in the chunk", "position", curves)
     title = "KLD by position in the chunk"
     yield Table(title, "candidate", columns, rows, minor=len(rows), minor_because="in numbers")
 
 
-def _rollouts(evaluation: Evaluation) -> Iterator[Part]:
-    """Yield the errors of the latents at the end of each candidate's own path, and after each step."""
-    found = [(candidate, candidate.rollout) for candidate in evaluation.candidates if candidate.rollout]
-    if found:
+def _make_rollouts(evaluation: Evaluation) -> Iterator[Part]:
+    """Yield the errors of latents after the last and after each step, where each side continues its own latents."""
+    rollouts = [(candidate, candidate.rollout) for candidate in evaluation.candidates if candidate.rollout]
+    if rollouts:
         columns = [Column(score.title, n) for n, score in enumerate(OF_ROLLOUTS.values())]
-        rows = [[Name(one.name), *(format_metric(one, metric) for metric in OF_ROLLOUTS)] for one, _ in found]
+        rows = [
+            [Name(candidate.name), *(format_metric(candidate, metric) for metric in OF_ROLLOUTS)]
+            for candidate, _ in rollouts
+        ]
         yield Table("Final latents, each side on its own path", "candidate", columns, rows)
-        yield from _by_step("Error of the latents after a step", [(Name(one.name), own.steps) for one, own in found])
+        yield from _make_steps_table(
+            "Error of the latents after a step",
+            [(Name(candidate.name), rollout.steps) for candidate, rollout in rollouts],
+        )
 
 
-def _steps(evaluation: Evaluation) -> Iterator[Part]:
+def _make_steps(evaluation: Evaluation) -> Iterator[Part]:
     """Yield the output errors of each candidate and of the floor by step."""
     floor = evaluation.floor.outputs if evaluation.floor else None
     sides = [*((Name(candidate.name), candidate.outputs) for candidate in evaluation.candidates), ("floor", floor)]
-    yield from _by_step("Output error by step", [(name, outputs.steps) for name, outputs in sides if outputs])
+    yield from _make_steps_table("Output error by step", [(name, outputs.steps) for name, outputs in sides if outputs])
 
 
-def _by_step(title: str, found: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
-    """Yield the errors at evenly chosen steps, including the first and the last; nothing for a single step."""
-    steps = sorted({one.step for _, own in found for one in own})
+def _make_steps_table(title: str, errors_by_side: Sequence[tuple[Name | str, Sequence[StepError]]]) -> Iterator[Part]:
+    """Yield the errors at evenly spaced steps, including the first and the last; nothing for a single step."""
+    steps = sorted({error.step for _, side_errors in errors_by_side for error in side_errors})
     if len(steps) < 2:
         return
     shown = _thin_out(steps)
     rows = []
-    for name, own in found:
-        errors = {one.step: one.output_error for one in own}
+    for name, side_errors in errors_by_side:
+        errors = {error.step: error.output_error for error in side_errors}
         cells = [errors.get(step) for step in shown]
         rows.append([name, *("–" if error is None else f"{100 * error:.4g} %" for error in cells)])
     yield Table(title, "candidate", [Column(f"step {step}", n) for n, step in enumerate(shown)], rows)
 
 
 def _thin_out(items: Sequence[Item]) -> list[Item]:
-    """Return up to ``SHOWN`` evenly spaced items, including the first and the last."""
-    shown = min(len(items), SHOWN)
+    """Return up to ``MAX_SHOWN`` evenly spaced items, including the first and the last."""
+    shown = min(len(items), MAX_SHOWN)
     return [items[round(k * (len(items) - 1) / max(shown - 1, 1))] for k in range(shown)]
 
 
 def _pick_detailed(evaluation: Evaluation) -> Sequence[Evaluated]:
-    """Return the candidates whose blocks and weights are shown: all if few, else the nearest one."""
+    """Return the candidates whose blocks and weights are shown: all up to MAX_DETAILED, otherwise the nearest one."""
     best = find_nearest(evaluation)
     return evaluation.candidates if len(evaluation.candidates) <= MAX_DETAILED or best is None else [best]
 
 
-def _blocks(evaluation: Evaluation) -> Iterator[Part]:
+def _make_blocks(evaluation: Evaluation) -> Iterator[Part]:
     """Yield a curve of each candidate, then tables of evenly spaced blocks, including the first and the last."""
-    found = [candidate for candidate in evaluation.candidates if len(candidate.blocks) > 1]
-    if found:
-        errors = [[block.relative_error for block in candidate.blocks] for candidate in found]
+    candidates = [candidate for candidate in evaluation.candidates if len(candidate.blocks) > 1]
+    if candidates:
+        errors = [[block.relative_error for block in candidate.blocks] for candidate in candidates]
         curves = [
-            Curve(Name(candidate.name), [(n, error) for n, error in enumerate(own, 1) if error is not None])
-            for candidate, own in zip(found, errors, strict=True)
+            Curve(Name(candidate.name), [(n, error) for n, error in enumerate(block_errors, 1) if error is not None])
+            for candidate, block_errors in zip(candidates, errors, strict=True)
         ]
         yield Chart("Relative error of hidden states", "after the n-th unit", curves)
     for candidate in _pick_detailed(evaluation):
         if not candidate.blocks:
             continue
         shown = _thin_out(candidate.blocks)
-        minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if found else (0, "")
-        filled = fill(BLOCKS, ((Name(block.name), block) for block in shown))
+        minor, because = (len(shown), f"of {count(len(candidate.blocks), 'block')}") if candidates else (0, "")
+        filled = fill(BLOCK_COLUMNS, ((Name(block.name), block) for block in shown))
         title = f"Hidden states, {display(candidate.name)}"
         yield Table(title, "after", *filled, minor=minor, minor_because=because)
 
 
-def _worst(candidate: Evaluated, top: int) -> Part:
+def _make_weights_table(candidate: Evaluated, top: int) -> Part:
     weights = [weight for weight in candidate.weights if weight.output_error][:top]
-    columns = [*WEIGHTS, *(OF_INPUTS if _has_rounded_inputs(candidate) else ())]
+    columns = [*WEIGHT_COLUMNS, *(INPUT_COLUMNS if _has_rounded_inputs(candidate) else ())]
     filled = fill(columns, ((LayerName(weight.layer_name), weight) for weight in weights))
-    most = f"{len(weights)} largest output errors" if len(weights) != 1 else "largest output error"
-    title = f"The {most} of {count(len(candidate.weights), 'weight')}"
+    largest = f"{len(weights)} largest output errors" if len(weights) != 1 else "largest output error"
+    title = f"The {largest} of {count(len(candidate.weights), 'weight')}"
     return Table(f"{title}, {display(candidate.name)}", "weight", *filled)
 
 
-def _routers(candidate: Evaluated) -> Part:
+def _make_routers_table(candidate: Evaluated) -> Part:
     """Return the agreement of evenly spaced routers, including the first and the last, and the mean of all."""
     routers = candidate.routers
-    rows = [(Name(one.name), [one]) for one in _thin_out(routers)]
-    every = (f"mean of {count(len(routers), 'router')}", routers)
+    rows = [(Name(router.name), [router]) for router in _thin_out(routers)]
+    mean_row = (f"mean of {count(len(routers), 'router')}", routers)
     title = f"{routers[0].chosen} of {routers[0].experts} experts for a token, {display(candidate.name)}"
-    return Table(title, "router", *fill(ROUTERS, [*rows, every]))
+    return Table(title, "router", *fill(ROUTER_COLUMNS, [*rows, mean_row]))
 
 
 def _average(values: Sequence[float | None]) -> float | None:
@@ -385,7 +408,7 @@ def _average(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-def _swaps(candidate: Evaluated, top: int) -> Part:
+def _make_swaps_table(candidate: Evaluated, top: int) -> Part:
     """Return the blocks and weights with the largest divergence alone in the original."""
     columns: list[CellColumn[SwapScore]] = [
         (Column("KLD", 0), _format_swap),
@@ -400,52 +423,56 @@ def _swaps(candidate: Evaluated, top: int) -> Part:
 
 
 def _format_swap(swap: SwapScore) -> str:
-    return BROKEN if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}"
+    return NOT_FINITE if swap.kld_mean is None else f"{swap.kld_mean:.4g} ± {swap.kld_error or 0.0:.2g}"
 
 
 def _has_rounded_inputs(candidate: Evaluated) -> bool:
     return any(weight.input_error is not None for weight in candidate.weights)
 
 
-def _missing(candidate: Evaluated) -> str:
+def _describe_missing(candidate: Evaluated) -> str:
     names = [missing.display_name for missing in candidate.missing]
     return f"{display(candidate.name)}: {count(len(names), 'missing tensor')}: {', '.join(names[:3])}"
 
 
-def _metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
+def _make_metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
     """Return the output error of each candidate, its share of the block, and what rounded inputs add."""
-    single, found = len(evaluation.candidates) == 1, {}
+    single, metrics = len(evaluation.candidates) == 1, {}
     for n, candidate in enumerate(evaluation.candidates):
         name = display(candidate.name)
-        of, column = ("", "Output error %") if single else (f", {name}", f"{name} %")
-        found[f"output_{n}"] = MapMetric(f"Output error{of}", "lower", "%", log=True, column=column, is_wide=n > 0)
+        suffix, column = ("", "Output error %") if single else (f", {name}", f"{name} %")
+        metrics[f"output_{n}"] = MapMetric(
+            f"Output error{suffix}", "lower", "%", log=True, column=column, is_wide=n > 0
+        )
     for n, candidate in enumerate(evaluation.candidates):
-        of, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
-        found[f"share_{n}"] = MapMetric(f"Share of block{of}", "lower", "%", log=True, column=column, is_wide=True)
+        suffix, column = ("", "Share of block %") if single else (f", {display(candidate.name)}", "")
+        metrics[f"share_{n}"] = MapMetric(
+            f"Share of block{suffix}", "lower", "%", log=True, column=column, is_wide=True
+        )
     for n, candidate in enumerate(evaluation.candidates):
         if _has_rounded_inputs(candidate):
-            of, column = ("", "Input error %") if single else (f", {display(candidate.name)}", "")
-            title = f"Input error{of}"
-            found[f"inputs_{n}"] = MapMetric(title, "lower", "%", log=True, column=column, is_wide=True)
-            title, column = f"Share of inputs{of}", "Share of inputs %" if single else ""
-            found[f"of_both_{n}"] = MapMetric(title, "lower", "%", log=False, column=column, is_wide=True)
-    return found
+            suffix, column = ("", "Input error %") if single else (f", {display(candidate.name)}", "")
+            title = f"Input error{suffix}"
+            metrics[f"inputs_{n}"] = MapMetric(title, "lower", "%", log=True, column=column, is_wide=True)
+            title, column = f"Share of inputs{suffix}", "Share of inputs %" if single else ""
+            metrics[f"of_both_{n}"] = MapMetric(title, "lower", "%", log=False, column=column, is_wide=True)
+    return metrics
 
 
 def map_rows(evaluation: Evaluation) -> Iterator[Row]:
     """Yield all weights with the output errors of each candidate, for the page's scripts."""
     by_name: dict[str, JsonObject] = {}
     blocks: dict[str, str] = {}
-    keys = list(_metrics(evaluation))
+    keys = list(_make_metrics(evaluation))
     for n, candidate in enumerate(evaluation.candidates):
         for weight in candidate.weights:
             blocks[weight.layer_name] = weight.block
-            own = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
-            own[f"output_{n}"] = round_digits(weight.output_error, DIGITS)
-            own[f"share_{n}"] = round_digits(weight.share_of_block, SHARE_DIGITS)
-            if f"inputs_{n}" in own:
-                own[f"inputs_{n}"] = round_digits(weight.input_error, DIGITS)
-                own[f"of_both_{n}"] = round_digits(weight.share_of_inputs, SHARE_DIGITS)
+            row = by_name.setdefault(weight.layer_name, dict.fromkeys(keys))
+            row[f"output_{n}"] = round_digits(weight.output_error, DIGITS)
+            row[f"share_{n}"] = round_digits(weight.share_of_block, SHARE_DIGITS)
+            if f"inputs_{n}" in row:
+                row[f"inputs_{n}"] = round_digits(weight.input_error, DIGITS)
+                row[f"of_both_{n}"] = round_digits(weight.share_of_inputs, SHARE_DIGITS)
     return (
         Row(name, DIFFERS, {"role": role_of(name), "unit": display(blocks[name])}, numbers)
         for name, numbers in by_name.items()
@@ -489,16 +516,16 @@ def _list_rows(candidate: Evaluated) -> Iterator[JsonObject]:
 
 
 def suites(evaluation: Evaluation) -> list[Suite]:
-    """Return the JUnit suites: one per candidate, with a test for its reliability and a test for each gate."""
-    return [_suite(candidate) for candidate in evaluation.candidates]
+    """Return the JUnit suites, one per candidate, with a test for its reliability and a test for each gate."""
+    return [_make_suite(candidate) for candidate in evaluation.candidates]
 
 
-def _suite(candidate: Evaluated) -> Suite:
+def _make_suite(candidate: Evaluated) -> Suite:
     problem, message = "", ""
     if candidate.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(candidate.reasons[0])}"
     others = [finding for finding in candidate.findings if finding.message not in candidate.reasons]
-    noticed = "\n".join(f"{found.severity}: {sentence(found.message)}" for found in others)
+    noticed = "\n".join(f"{finding.severity}: {sentence(finding.message)}" for finding in others)
     case = Case("evaluation", "evaluated completely and reliably", problem, message, output=noticed)
     return Suite(candidate.name, [case], candidate.gates)
 
@@ -507,9 +534,13 @@ ITEM_WORDS = ItemWords(
     "with worse output",
     "with better output",
     columns=(
-        (Column("old output error", 1), lambda one: format_percent(one.old_output_error)),
-        (Column("new output error", 2), lambda one: format_percent(one.new_output_error)),
-        (Column("ratio", 0), lambda one: "-" if one.ratio is None else f"× {one.ratio:.3g}"),
+        (Column("old output error", 1), lambda weight: format_percent(weight.old_output_error)),
+        (Column("new output error", 2), lambda weight: format_percent(weight.new_output_error)),
+        (Column("ratio", 0), lambda weight: "-" if weight.ratio is None else f"× {weight.ratio:.3g}"),
     ),
-    ends=lambda one: (one.old_output_error, one.new_output_error, one.new_output_error - one.old_output_error),
+    ends=lambda weight: (
+        weight.old_output_error,
+        weight.new_output_error,
+        weight.new_output_error - weight.old_output_error,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Compared images as their reader sees them: means, the worst pairs as pictures, what was not compared."""
+"""The view of a comparison of images: means, the worst pairs as pictures, and images that were not compared."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,15 +28,15 @@ from quanterr.util.text import count, display, listed
 from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import make_view
 
-MEANS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
-PAIRS: Sequence[CellColumn[ImagePair]] = (
+MEAN_COLUMNS = (Column("mean", 0), Column("95 % interval", 1), Column("pairs", 2))
+PAIR_COLUMNS: Sequence[CellColumn[ImagePair]] = (
     (Column("SSIM", 0), lambda pair: format_number(pair.ssim)),
     (Column("PSNR dB", 1), lambda pair: "identical" if pair.identical else format_db(pair.psnr_db)),
     (Column("LPIPS", 2), lambda pair: "-" if pair.lpips is None else format_number(pair.lpips)),
     (Column("size", 3), lambda pair: f"{pair.width} x {pair.height}"),
 )
-WORST = 3  # pairs in the summary
-LOST = (Column("reason", 0, right=False),)
+MAX_SUMMARIZED = 3  # pairs in the summary
+REASON_COLUMNS = (Column("reason", 0, right=False),)
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "name", "width", "height", "identical", "psnr_db", "ssim", "lpips"),
     *("psnr_db_se", "ssim_se", "lpips_se", "reason"),
@@ -49,11 +49,11 @@ ABOUT = (
 
 
 def view(images: Images, top: int) -> View:
-    """Return what a reader sees, with ``top`` of the worst pairs."""
+    """Return the view of a comparison of images, with ``top`` of the worst pairs."""
     facts = [("original", [Name(images.original)]), ("quantized", [Name(images.quantized)])]
-    answer, sections = conclusion(images), _sections(images, top)
-    notes = [line for part in _notes(images) for line in part.lines]
-    worst = [f"worst: {display(pair.name)}: {_describe(pair)}" for pair in images.worst_first[:WORST]]
+    answer, sections = conclusion(images), _make_sections(images, top)
+    notes = [line for part in _list_notes(images) for line in part.lines]
+    worst = [f"worst: {display(pair.name)}: {_describe(pair)}" for pair in images.worst_first[:MAX_SUMMARIZED]]
     return make_view(
         images,
         "Images",
@@ -69,39 +69,34 @@ def view(images: Images, top: int) -> View:
 
 
 def conclusion(images: Images) -> str:
-    """Return how many pairs were compared, and the means."""
-    shown = [
-        f"{score.title} {format_in_units(score, candidate.mean, candidate.se, 4)}"
-        for _, score, candidate in _means(images)
-    ]
+    """Return the number of compared pairs, and the means."""
+    shown = [f"{score.title} {format_in_units(score, mean.mean, mean.se, 4)}" for _, score, mean in _list_means(images)]
     same = f"{images.identical:,} identical" if images.identical else ""
     lost = f"{len(images.not_compared):,} not compared" if images.not_compared else ""
     return ", ".join(filter(None, [count(len(images.pairs), "pair"), same, lost, *shown]))
 
 
-def _means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
+def _list_means(images: Images) -> Iterator[tuple[str, Score, Mean]]:
     for name, score in SCORES.items():
-        one: Mean | None = getattr(images, name)
-        if one is not None:
-            yield name, score, one
+        mean: Mean | None = getattr(images, name)
+        if mean is not None:
+            yield name, score, mean
 
 
-def _sections(images: Images, top: int) -> Iterator[Section]:
+def _make_sections(images: Images, top: int) -> Iterator[Section]:
     means = []
-    for _, score, candidate in _means(images):
-        interval = (
-            "-" if candidate.low is None or candidate.high is None else f"{candidate.low:.4g} to {candidate.high:.4g}"
-        )
-        means.append(
-            [score.title, format_in_units(score, candidate.mean, candidate.se), interval, f"{candidate.pairs:,}"]
-        )
-    yield Section("scores", "Means over pairs", [Table("Means over pairs", "metric", MEANS, means), *_notes(images)])
+    for _, score, mean in _list_means(images):
+        interval = "-" if mean.low is None or mean.high is None else f"{mean.low:.4g} to {mean.high:.4g}"
+        means.append([score.title, format_in_units(score, mean.mean, mean.se), interval, f"{mean.pairs:,}"])
+    yield Section(
+        "scores", "Means over pairs", [Table("Means over pairs", "metric", MEAN_COLUMNS, means), *_list_notes(images)]
+    )
     if images.gates:
         yield Section("gates", "Gates", [Gates([("", gate) for gate in images.gates])])
     if images.not_compared:
-        lost = [[Name(one.name), Name(one.reason)] for one in images.not_compared]
+        lost = [[Name(image.name), Name(image.reason)] for image in images.not_compared]
         title = f"{count(len(lost), 'image')} not compared"
-        yield Section("not-compared", title, [Table(title, "image", LOST, lost)], is_problem=True)
+        yield Section("not-compared", title, [Table(title, "image", REASON_COLUMNS, lost)], is_problem=True)
     if images.worst:
         shown = {pair.name: pair for pair in images.pairs}
         pictures = [
@@ -114,10 +109,10 @@ def _sections(images: Images, top: int) -> Iterator[Section]:
     if worst:
         title, more = "Worst pairs by SSIM", len(images.pairs) - len(worst)
         rows = [(Name(pair.name), pair) for pair in worst]
-        yield Section("worst", title, [Table(title, "image", *fill(PAIRS, rows), more)])
+        yield Section("worst", title, [Table(title, "image", *fill(PAIR_COLUMNS, rows), more)])
 
 
-def _notes(images: Images) -> Iterator[Lines]:
+def _list_notes(images: Images) -> Iterator[Lines]:
     lines = []
     if images.identical:
         lines.append(f"{count(images.identical, 'pair')} identical: the PSNR is infinite, and left out of its mean")
@@ -138,17 +133,17 @@ def _describe(pair: ImagePair) -> str:
 
 def rows(images: Images) -> Iterator[JsonObject]:
     """Yield the rows of CSV: the means, then each pair, then images that were not compared."""
-    means = {name: candidate.mean for name, _, candidate in _means(images)}
-    errors = {f"{name}_se": candidate.se for name, _, candidate in _means(images)}
+    means = {name: mean.mean for name, _, mean in _list_means(images)}
+    errors = {f"{name}_se": mean.se for name, _, mean in _list_means(images)}
     yield {"list": "images", **means, **errors, "reason": "; ".join(images.reasons)}
     for pair in images.pairs:
         yield {"list": "pairs"} | {name: getattr(pair, name) for name in CSV_PAIR}
-    for one in images.not_compared:
-        yield {"list": "not_compared", "name": one.name, "reason": one.reason}
+    for image in images.not_compared:
+        yield {"list": "not_compared", "name": image.name, "reason": image.reason}
 
 
 def suites(images: Images) -> list[Suite]:
-    """Return one JUnit suite: a test that every image was compared, and one for each gate."""
+    """Return one JUnit suite, with a test that every image was compared, and a test for each gate."""
     problem, message, text = "", "", "\n".join(map(sentence, images.reasons))
     if images.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {sentence(images.reasons[0])}"
@@ -160,10 +155,10 @@ ITEM_WORDS = ItemWords(
     "further from the original",
     "nearer to it",
     columns=(
-        (Column("old SSIM", 1), lambda one: f"{one.old_ssim:.4g}"),
-        (Column("new SSIM", 2), lambda one: f"{one.new_ssim:.4g}"),
-        (Column("change", 0), lambda one: f"{one.change:+.3g}"),
+        (Column("old SSIM", 1), lambda pair: f"{pair.old_ssim:.4g}"),
+        (Column("new SSIM", 2), lambda pair: f"{pair.new_ssim:.4g}"),
+        (Column("change", 0), lambda pair: f"{pair.change:+.3g}"),
     ),
-    ends=lambda one: (one.old_ssim, one.new_ssim, one.change),
+    ends=lambda pair: (pair.old_ssim, pair.new_ssim, pair.change),
     about="From two stored results. ± is a standard error as if both had compared different images.",
 )

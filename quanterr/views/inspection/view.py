@@ -1,4 +1,4 @@
-"""An inspection as its reader sees it: formats, roles, what is non-standard, all weights."""
+"""The view of an inspection: formats, roles, findings, all weights."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.loading import make_loading_section
 from quanterr.views.parts import make_view
 
-WEIGHTS: Sequence[CellColumn[StoredWeight]] = (
+WEIGHT_COLUMNS: Sequence[CellColumn[StoredWeight]] = (
     (Column("format", 0, right=False), lambda weight: weight.format or "unread"),
     (Column("shape", 2, right=False), lambda weight: " x ".join(map(str, weight.shape)) or "scalar"),
     (Column("dtype", 4, right=False), lambda weight: weight.dtype),
@@ -48,9 +48,9 @@ CSV_WEIGHT = (
     *("block_size", "scales", "comfy_format", "activations", "reason"),
 )
 CSV_COLUMNS = ("list", *CSV_WEIGHT)
-MOST_FORMATS = 5  # in the summary
-# Findings about values → what was looked for.
-VALUES = {
+MAX_SUMMARIZED = 5  # formats in the summary
+# Code of a finding about values → the fault that was searched.
+FAULTS_BY_CODE = {
     "nonfinite_values": "NaN",
     "constant_rows": "constant rows",
     "constant_weight": "constant weights",
@@ -61,11 +61,11 @@ VALUES = {
     "unused_codes": "unused codes",
 }
 ABOUT = "From headers and labels alone: no value was read."
-VALUES_READ = "From headers and labels; every value was read once, without an original."
+ABOUT_VALUES = "From headers and labels; every value was read once, without an original."
 
 
 def view(inspection: Inspection, top: int) -> View:
-    """Return what a reader sees; all weights are in a page, and in a terminal with ``-v``."""
+    """Return the view of an inspection; pages show all weights, terminals only with ``-v``."""
     total = inspection.total
     bits = "" if total.bits_per_weight is None else f", {total.bits_per_weight:.4g} bits per weight"
     stored = f"{count(inspection.tensors, 'tensor')}, {size(inspection.bytes)}"
@@ -79,24 +79,24 @@ def view(inspection: Inspection, top: int) -> View:
         *([("KV cache", [inspection.kv])] if inspection.kv else []),
         *([("verified", [f"SHA-256 of {count(inspection.verified, 'file')}"])] if inspection.verified else []),
     ]
-    maps = Maps(METRICS, WORDS, lambda: map(_row, inspection.weights), "bytes", "bits")
-    about = VALUES_READ if inspection.values else ABOUT
-    answer, sections, summary = conclusion(inspection), _sections(inspection), list(_summarize(inspection))
+    maps = Maps(METRICS, WORDS, lambda: map(_make_row, inspection.weights), "bytes", "bits")
+    about = ABOUT_VALUES if inspection.values else ABOUT
+    answer, sections, summary = conclusion(inspection), _make_sections(inspection), list(_summarize(inspection))
     return make_view(inspection, "What is stored", answer, facts, sections, about, maps, summary=summary)
 
 
 def _summarize(inspection: Inspection) -> Iterator[str]:
-    """Yield what each format stores, and what is declared."""
-    for name, tally in list(inspection.formats.items())[:MOST_FORMATS]:
+    """Yield the weights of each format, declared properties, and what was checked."""
+    for name, tally in list(inspection.formats.items())[:MAX_SUMMARIZED]:
         bits = format_if_known(tally.bits_per_weight, ".4g", "unknown")
         yield f"  {display(name)}: {count(tally.weights, 'weight')}, {tally.elements:,} parameters, {bits} bits/w"
-    if len(inspection.formats) > MOST_FORMATS:
-        yield f"  and {count(len(inspection.formats) - MOST_FORMATS, 'more format')}"
+    if len(inspection.formats) > MAX_SUMMARIZED:
+        yield f"  and {count(len(inspection.formats) - MAX_SUMMARIZED, 'more format')}"
     declared = [("architecture", inspection.architecture), ("config", inspection.quant_method), ("KV", inspection.kv)]
     runs = [f"inputs {display(name)} in {count(n, 'weight')}" for name, n in inspection.activations.items()]
-    found = [f"{title} {display(value)}" for title, value in declared if value] + runs
-    if found:
-        yield f"declared: {', '.join(found)}"
+    facts = [f"{title} {display(value)}" for title, value in declared if value] + runs
+    if facts:
+        yield f"declared: {', '.join(facts)}"
     yield _describe_checks(inspection)
     for result in inspection.loading:
         yield f"{result.runtime} ({result.version}): {result.describe()}"
@@ -107,14 +107,14 @@ def _summarize(inspection: Inspection) -> Iterator[str]:
 
 
 def _describe_checks(inspection: Inspection) -> str:
-    """Return what was checked, with the outcome, and what was not."""
-    found = {finding.code for finding in inspection.findings if finding.severity != "info"}
+    """Return which headers and values were checked, and with which outcome."""
+    codes = {finding.code for finding in inspection.findings if finding.severity != "info"}
     model = display(inspection.architecture) if inspection.architecture else "each other"
-    outcome = ": see the findings" if found - VALUES.keys() else f" agree with {model}"
+    outcome = ": see the findings" if codes - FAULTS_BY_CODE.keys() else f" agree with {model}"
     headers = f"checked: names, shapes and labels of {count(inspection.tensors, 'tensor')}{outcome}"
     if not inspection.values:
         return f"{headers}; values not read (--values)"
-    absent = [what for code, what in VALUES.items() if code not in found]
+    absent = [what for code, what in FAULTS_BY_CODE.items() if code not in codes]
     nothing = " or ".join([", ".join(absent[:-1]), *absent[-1:]])
     return f"{headers}; {count(inspection.total.weights, 'weight')} read: no {nothing}"
 
@@ -136,19 +136,23 @@ def conclusion(inspection: Inspection) -> str:
     return f"{count(total.weights, 'weight')}{bits}, {size(inspection.bytes)}: {formats or 'no format'}{unread}"
 
 
-def _sections(inspection: Inspection) -> Iterator[Section]:
+def _make_sections(inspection: Inspection) -> Iterator[Section]:
     yield from make_loading_section(inspection.loading)
-    tallies = _tally_columns(inspection.total)
+    tallies = _make_tally_columns(inspection.total)
     formats = [(Name(name), tally) for name, tally in inspection.formats.items()]
     yield Section("formats", "By format", [Table("By format", "format", *fill(tallies, formats))])
-    roles = [(Name(f"{role}, {name}"), tally) for role, own in inspection.groups.items() for name, tally in own.items()]
+    roles = [
+        (Name(f"{role}, {name}"), tally) for role, group in inspection.groups.items() for name, tally in group.items()
+    ]
     yield Section("roles", "By role and format", [Table("By role and format", "role", *fill(tallies, roles))])
     if inspection.decode is not None:
         yield Section("decode", "Upper bound on speed", [Lines([_describe_bound(inspection.decode)])])
     if inspection.findings:
         yield Section("findings", "Findings", [Findings([("", finding) for finding in inspection.findings])])
     weights = [(Name(weight.name), weight) for weight in inspection.weights]
-    yield Section("weights", "All weights", [Table("All weights", "weight", *fill(WEIGHTS, weights))], (VERBOSE,))
+    yield Section(
+        "weights", "All weights", [Table("All weights", "weight", *fill(WEIGHT_COLUMNS, weights))], (VERBOSE,)
+    )
     yield MAP
 
 
@@ -157,11 +161,11 @@ def _describe_bound(decode: DecodeBound) -> str:
     return (
         f"{decode.hardware}, {decode.gigabytes_per_second:g} GB/s: at most {decode.tokens_per_second:,.0f} tokens/s "
         f"for one sequence, as each token reads {size(decode.active_bytes)} of weights{experts}. "
-        "This is a bound by memory bandwidth alone."
+        "Only memory bandwidth is taken into account."
     )
 
 
-def _tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
+def _make_tally_columns(total: Tally) -> Sequence[CellColumn[Tally]]:
     return (
         (Column("weights", 1), lambda tally: f"{tally.weights:,}"),
         (Column("parameters", 2), lambda tally: f"{tally.elements:,}"),
@@ -179,7 +183,7 @@ def _format_group(block: list[int] | None) -> str:
     return str(block[1]) if block[0] == 1 else f"{block[0]} x {block[1]}"
 
 
-def _row(weight: StoredWeight) -> Row:
+def _make_row(weight: StoredWeight) -> Row:
     words = {
         "role": display(weight.role),
         "format": display(weight.format or "unread"),
@@ -201,7 +205,7 @@ def rows(inspection: Inspection) -> Iterator[JsonObject]:
 
 
 def suites(inspection: Inspection) -> list[Suite]:
-    """Return one test of JUnit: an error where weights are not read, or other errors are found."""
+    """Return one JUnit test, which is an error if weights are not read, or if there are other errors."""
     problems = [*map(sentence, inspection.problems)]
     what = count(inspection.unread, "weight") + " not read" if inspection.unread else count(len(problems), "error")
     problem = ("error", what, "\n".join(problems)) if problems else ("", "", "")
@@ -212,10 +216,10 @@ ITEM_WORDS = ItemWords(
     "changed, with more bytes",
     "changed, with no more bytes",
     columns=(
-        (Column("old format", 0, right=False), lambda one: one.old_format or "unread"),
-        (Column("new format", 1, right=False), lambda one: one.new_format or "unread"),
-        (Column("bytes", 2), lambda one: format_size_change(one.new_bytes - one.old_bytes)),
+        (Column("old format", 0, right=False), lambda weight: weight.old_format or "unread"),
+        (Column("new format", 1, right=False), lambda weight: weight.new_format or "unread"),
+        (Column("bytes", 2), lambda weight: format_size_change(weight.new_bytes - weight.old_bytes)),
     ),
-    ends=lambda one: (one.old_format, one.new_format, one.new_bytes - one.old_bytes),
+    ends=lambda weight: (weight.old_format, weight.new_format, weight.new_bytes - weight.old_bytes),
     about="From two stored inspections: formats and sizes, no values.",
 )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def plot(plan: Plan) -> "Figure":
-    """Draw the least cost at each size, the plan, and uniform recipes."""
+    """Draw the minimum cost at each size, the plan, and uniform recipes."""
     figure, (axes,) = make_figure(1)
     points = sorted((point.bytes / MIB, point.cost) for point in plan.curve)
     axes.plot([size for size, _ in points], [cost for _, cost in points], lw=1, label="the best mix")

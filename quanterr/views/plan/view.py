@@ -35,13 +35,13 @@ from quanterr.views.parts import make_view
 
 CSV_LAYER = ("layer_name", "recipe", "format", "elements", "bytes", "bits_per_weight", "snr_db", "cost")
 CSV_COLUMNS = ("list", *CSV_LAYER, "reason")
-TIMES = 3  # ratio from which a change is written as a factor
-MINOR = 0.01  # share of the cost below which pages fold a layer
-CURVE = 8  # number of points in the text
+MIN_FACTOR = 3  # ratio above which a change is written as a factor
+MINOR_SHARE = 0.01  # share of the cost below which pages fold a layer
+MAX_CURVE_POINTS = 8  # approximate number of points in the text
 MIB = 2**20
-WORST = 3  # layers in the summary
-MOST_KEPT = 50  # unquantized layers in the table; the export and the page's list have all
-NONE = "-"
+MAX_SUMMARIZED = 3  # layers in the summary
+MAX_LISTED_KEPT = 50  # unquantized layers in the table; the export and the page's list have all
+ABSENT = "-"
 METRICS = {
     "share": MapMetric("Share of the cost", "lower", "%", log=True, column="Share %"),
     "bits": MapMetric("Bits/w", "lower", "bit", column="Bits/w"),
@@ -65,27 +65,27 @@ def view(plan: Plan, top: int) -> View:
     charts = [Chart(f"least {plan.measure} by size", "MiB", [Curve(Name("plans"), points)])] if len(points) > 1 else []
     sections = [
         Section("notes", "Notes", [Lines(plan.notes, warn=True)] if plan.notes else []),
-        Section("uniform", "One recipe for all", [_uniform(plan), Lines([_count_recipes(plan)])]),
+        Section("uniform", "One recipe for all", [_make_uniform_table(plan), Lines([_count_recipes(plan)])]),
         MAP,
-        Section("worst", "Most expensive layers", [_worst(plan, top)] if top else []),
-        Section("kept", "Layers as in the original", [_kept(plan)] if top and _list_kept(plan) else []),
-        Section("curve", "Size and cost", [*charts, Lines([_curve(plan)])]),
+        Section("worst", "Most expensive layers", [_make_worst_table(plan, top)] if top else []),
+        Section("kept", "Layers as in the original", [_make_kept_table(plan)] if top and _list_kept(plan) else []),
+        Section("curve", "Size and cost", [*charts, Lines([_format_curve(plan)])]),
     ]
     words = {"role": "Role", "recipe": "Recipe"}
-    maps = Maps(METRICS, words, lambda: _rows(plan), "share", "share")
+    maps = Maps(METRICS, words, lambda: _make_rows(plan), "share", "share")
     summary = list(_summarize(plan))
     return make_view(plan, "Quantization plan", conclusion(plan), facts, sections, ABOUT, maps, summary=summary)
 
 
 def _summarize(plan: Plan) -> Iterator[str]:
-    """Yield the recipes with their layers, the layers that stay as they are, and the most expensive ones."""
+    """Yield the number of layers of each recipe, the layers that stay as they are, and the most expensive layers."""
     yield from plan.notes
     yield _count_recipes(plan)
     kept = _list_kept(plan)
     if kept:
-        yield f"as in the original: {listed([layer.layer_name for layer in kept], WORST)}"
+        yield f"as in the original: {listed([layer.layer_name for layer in kept], MAX_SUMMARIZED)}"
     total = plan.cost or 1.0
-    worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:WORST]
+    worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:MAX_SUMMARIZED]
     for layer in worst:
         cost = format_percent(layer.cost / total)
         yield f"most expensive: {cost}  {display(layer.layer_name)}: {layer.recipe}, {format_if_known(layer.snr_db)} dB"
@@ -93,7 +93,7 @@ def _summarize(plan: Plan) -> Iterator[str]:
         yield f"diminishing returns from {size(plan.knee.bytes)} on"
 
 
-def _rows(plan: Plan) -> Iterator[Row]:
+def _make_rows(plan: Plan) -> Iterator[Row]:
     """Yield all layers for the page's scripts."""
     total = plan.cost or 1.0
     return (
@@ -111,15 +111,15 @@ def _rows(plan: Plan) -> Iterator[Row]:
     )
 
 
-def _describe_measurement(found: Measurement) -> str:
-    chunks = count(found.chunks, "chunk")
+def _describe_measurement(measurement: Measurement) -> str:
+    chunks = count(measurement.chunks, "chunk")
     return (
-        f"KLD {found.kld:.4g} ± {found.kld_se:.2g} nat, PPL × {found.ppl_ratio:.4g} on {chunks} of "
-        f"{found.context} tokens of {display(found.source)}"
+        f"KLD {measurement.kld:.4g} ± {measurement.kld_se:.2g} nat, PPL × {measurement.ppl_ratio:.4g} on {chunks} of "
+        f"{measurement.context} tokens of {display(measurement.source)}"
     )
 
 
-def _uniform(plan: Plan) -> Table:
+def _make_uniform_table(plan: Plan) -> Table:
     rows = [
         [result.recipe, size(result.bytes), _format_cost(plan, result.cost), "yes" if result.fits else "no"]
         for result in plan.uniform
@@ -131,7 +131,7 @@ def _uniform(plan: Plan) -> Table:
 
 
 def _find_signal(plan: Plan) -> float | None:
-    """Return Σx² of the planned layers if the cost is Σe², which alone means little; None otherwise, or if unknown."""
+    """Return Σx² of the planned layers if the cost is Σe², to show an SNR; None otherwise, or if unknown."""
     if plan.measure != "squared error":
         return None
     norms = [layer.original_norm for layer in plan.layers]
@@ -150,11 +150,11 @@ def _format_cost(plan: Plan, cost: float, digits: int = 4) -> str:
 def _count_recipes(plan: Plan) -> str:
     """Return the number of layers of each recipe."""
     counts = Counter(layer.recipe for layer in plan.layers)
-    found = [f"{count(n, 'layer')} {recipe}" for recipe, n in counts.most_common()]
-    return "; ".join(found).replace(ORIGINAL, "as in the original")
+    counted = [f"{count(n, 'layer')} {recipe}" for recipe, n in counts.most_common()]
+    return "; ".join(counted).replace(ORIGINAL, "as in the original")
 
 
-def _worst(plan: Plan, top: int) -> Table:
+def _make_worst_table(plan: Plan, top: int) -> Table:
     total = plan.cost or 1.0
     worst = sorted(plan.layers, key=lambda layer: -layer.cost)[:top]
     columns: Sequence[CellColumn[PlannedLayer]] = (
@@ -165,7 +165,7 @@ def _worst(plan: Plan, top: int) -> Table:
     )
     filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in worst))
     title = f"The {len(worst):,} most expensive of {count(len(plan.layers), 'layer')}"
-    minor = sum(layer.cost < MINOR * total for layer in worst)
+    minor = sum(layer.cost < MINOR_SHARE * total for layer in worst)
     return Table(title, "layer", *filled, minor=minor, minor_because="below 1 % of the cost")
 
 
@@ -175,28 +175,32 @@ def _list_kept(plan: Plan) -> list[PlannedLayer]:
     return sorted(kept, key=lambda layer: (-(layer.usual_cost or 0.0), -layer.bytes))
 
 
-def _kept(plan: Plan) -> Table:
-    """Return what the layers that stay as in the original cost and gain over the plan's most frequent recipe."""
+def _make_kept_table(plan: Plan) -> Table:
+    """Return the table of layers that stay as in the original, compared with the plan's most frequent recipe."""
     total, kept = plan.cost or 1.0, _list_kept(plan)
 
     def added(layer: PlannedLayer) -> str:
-        return NONE if layer.usual_bytes is None else size(layer.bytes - layer.usual_bytes)
+        return ABSENT if layer.usual_bytes is None else size(layer.bytes - layer.usual_bytes)
 
     def avoided(layer: PlannedLayer) -> str:
-        return NONE if layer.usual_cost is None else format_percent(layer.usual_cost / total)
+        return ABSENT if layer.usual_cost is None else format_percent(layer.usual_cost / total)
 
     columns: Sequence[CellColumn[PlannedLayer]] = (
         (Column("more bytes", 0), added),
         (Column("cost avoided", 1), avoided),
     )
-    filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in kept[:MOST_KEPT]))
-    number = f"The first {MOST_KEPT} of {len(kept):,} layers" if len(kept) > MOST_KEPT else count(len(kept), "layer")
+    filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in kept[:MAX_LISTED_KEPT]))
+    number = (
+        f"The first {MAX_LISTED_KEPT} of {len(kept):,} layers"
+        if len(kept) > MAX_LISTED_KEPT
+        else count(len(kept), "layer")
+    )
     return Table(f"{number} as in the original, beside the plan's most frequent recipe", "layer", *filled)
 
 
-def _curve(plan: Plan) -> str:
-    """Return the least cost at some sizes, and the knee."""
-    step = max(len(plan.curve) // CURVE, 1)
+def _format_curve(plan: Plan) -> str:
+    """Return the minimum cost at some sizes, and the size from which more bytes gain little."""
+    step = max(len(plan.curve) // MAX_CURVE_POINTS, 1)
     points = ", ".join(f"{size(point.bytes)} {_format_cost(plan, point.cost, 3)}" for point in plan.curve[::step])
     knee = f"; diminishing returns from {size(plan.knee.bytes)} on" if plan.knee else ""
     return f"{'best SNR' if _find_signal(plan) else 'least cost'} by size: {points}{knee}"
@@ -212,7 +216,7 @@ def rows(plan: Plan) -> Iterator[JsonObject]:
 
 
 def suites(plan: Plan) -> list[Suite]:
-    """Return one JUnit test that always passes: a goal that cannot be met makes no plan."""
+    """Return one JUnit test, which always passes, as there is no plan if the goal cannot be met."""
     return [Suite("plan", [Case("plan", sentence(plan.goal), output=conclusion(plan))])]
 
 
@@ -222,8 +226,8 @@ def conclusion(plan: Plan) -> str:
     if plan.bound < plan.cost:
         more = f"{100 * (plan.cost / plan.bound - 1):.2g} %" if plan.bound > 0 else ""
         bound = f"no plan is more than {more} better" if more else "no bound"
-    found = plan.measured
-    measured = "" if found is None else f", measured {found.kld:.4g} ± {found.kld_se:.2g} nat"
+    measurement = plan.measured
+    measured = "" if measurement is None else f", measured {measurement.kld:.4g} ± {measurement.kld_se:.2g} nat"
     return (
         f"{plan.goal}: {size(plan.bytes)}, {plan.bits_per_weight:.4g} bits per weight{measured}, "
         f"{'SNR' if _find_signal(plan) else plan.measure} {_format_cost(plan, plan.cost)}{gain}; {bound}"
@@ -231,20 +235,22 @@ def conclusion(plan: Plan) -> str:
 
 
 def _describe_gain(plan: Plan) -> str:
-    """Return the change against the best single recipe within the limit: in bytes for a limit of cost, else in cost."""
+    """Return the change against the best single recipe within the limit, in bytes if the cost is limited."""
     fitting = [result for result in plan.uniform if result.fits]
     if plan.minimizes == "bytes":
-        least = min(fitting, key=lambda one: one.bytes, default=None)
+        smallest = min(fitting, key=lambda result: result.bytes, default=None)
         return (
-            f", {100 * (plan.bytes / least.bytes - 1):+.3g} % of bytes against {least.recipe} for all" if least else ""
+            f", {100 * (plan.bytes / smallest.bytes - 1):+.3g} % of bytes against {smallest.recipe} for all"
+            if smallest
+            else ""
         )
-    best = min(fitting, key=lambda one: one.cost, default=None)
+    best = min(fitting, key=lambda result: result.cost, default=None)
     if best is None or best.cost <= 0:
         return ""
     factor = plan.cost / best.cost
     if _find_signal(plan):
         return f", {-10 * log10(factor):+.2f} dB against {best.recipe} for all" if plan.cost else ""
-    change = f"{factor:.3g} times as much as" if factor > TIMES else f"{100 * (factor - 1):+.3g} % against"
+    change = f"{factor:.3g} times as much as" if factor > MIN_FACTOR else f"{100 * (factor - 1):+.3g} % against"
     return f", {change} {best.recipe} for all"
 
 
@@ -252,11 +258,11 @@ ITEM_WORDS = ItemWords(
     "changed, at more cost",
     "changed, at no more cost",
     columns=(
-        (Column("old recipe", 0, right=False), lambda one: one.old_recipe),
-        (Column("new recipe", 1, right=False), lambda one: one.new_recipe),
-        (Column("bytes", 3), lambda one: format_size_change(one.new_bytes - one.old_bytes)),
-        (Column("cost", 2), lambda one: f"{one.new_cost - one.old_cost:+.3g}"),
+        (Column("old recipe", 0, right=False), lambda layer: layer.old_recipe),
+        (Column("new recipe", 1, right=False), lambda layer: layer.new_recipe),
+        (Column("bytes", 3), lambda layer: format_size_change(layer.new_bytes - layer.old_bytes)),
+        (Column("cost", 2), lambda layer: f"{layer.new_cost - layer.old_cost:+.3g}"),
     ),
-    ends=lambda one: (one.old_recipe, one.new_recipe, one.new_bytes - one.old_bytes),
+    ends=lambda layer: (layer.old_recipe, layer.new_recipe, layer.new_bytes - layer.old_bytes),
     about="From two stored plans. Costs are predicted, in the same measure for both.",
 )

@@ -1,4 +1,4 @@
-"""The plot of a ranking."""
+"""The figure of a ranking."""
 
 from typing import TYPE_CHECKING
 

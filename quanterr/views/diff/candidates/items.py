@@ -1,4 +1,4 @@
-"""Changed items of each kind of document with candidates, in the words and columns of diffs."""
+"""How diffs name changed items of documents with candidates, and which columns they show."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 from quanterr.outputs.sections import CellColumn
 
 ABOUT = (
-    "From two stored results. ± is a standard error as if both had read different tokens. Within chance: the change is "
-    "no larger than different tokens would cause."
+    "From two stored results. ± is a standard error as if both had read different tokens. Within chance: other tokens "
+    "could cause a change of this size."
 )
 
 
 class ItemWords(NamedTuple):
-    """How a diff shows the changed items of a kind of document."""
+    """Words and columns with which a diff shows the changed items of a document."""
 
-    worse: str  # "12 layers …" above the items that are worse, and those that are better
-    better: str
+    worse: str  # ends the title "12 layers …" of the items that are worse
+    better: str  # ends the title of the items that are better
     columns: Sequence[CellColumn[Any]]
-    ends: Callable[[Any], tuple[object, object, object]]  # the old value, the new one and the change, for CSV
+    ends: Callable[[Any], tuple[object, object, object]]  # returns the old and new value and the change, for CSV
     about: str = ABOUT

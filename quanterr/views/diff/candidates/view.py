@@ -15,13 +15,13 @@ from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.diff.parts import format_answer, format_sizes, list_names, make_view
 
 NUMBERS = (Column("old", 1), Column("new", 2), Column("change", 0), Column("", 3, right=False))
-MOST = 3  # candidates, numbers and items in the summary
+MAX_SUMMARIZED = 3  # candidates, numbers and items in the summary
 LEADS = ("kld_mean", "cosine_mean", "snr_db", "ssim", "cost", "bits_per_weight")  # the most informative first
 CSV_COLUMNS = ("list", "candidate", "name", "old", "new", "change", "change_se", "chance", "word")
 
 
 def view(diff: CandidateDiff, top: int) -> View:
-    """Return the view of the changes with ``top`` items of each kind."""
+    """Return the view of the changes, with ``top`` items in each table."""
     words = _find_words(find_document_kind(diff))
     summary = list(_list_changes(diff))
     return make_view((diff.old, diff.new), conclusion(diff), _sections(diff, top), words.about, summary=summary)
@@ -32,32 +32,35 @@ def _list_changes(diff: CandidateDiff) -> Iterator[str]:
     document = find_document_kind(diff)
     scores = _find_scores(document)
     cells = [cell for _, cell in _find_words(document).columns]
-    for candidate in diff.candidates[:MOST]:
-        changed = [change for change in candidate.metrics if change.change and not change.chance][:MOST]
+    for candidate in diff.candidates[:MAX_SUMMARIZED]:
+        changed = [change for change in candidate.metrics if change.change and not change.chance][:MAX_SUMMARIZED]
         for change in changed:
             title, old, new, by, word = _number(change, scores[change.metric])
             yield f"  {display(candidate.name)}: {title} {old} -> {new} ({by}), {word}"
-        for item in (*candidate.worse[:MOST], *candidate.better[: max(MOST - len(candidate.worse), 0)]):
+        for item in (
+            *candidate.worse[:MAX_SUMMARIZED],
+            *candidate.better[: max(MAX_SUMMARIZED - len(candidate.worse), 0)],
+        ):
             yield f"  {display(item.layer)}: {', '.join(cell(item) for cell in cells)}"
 
 
 def find_document_kind(diff: CandidateDiff) -> str:
-    """Return the kind of both documents, such as "evaluation"."""
+    """Return the type of both documents, such as "evaluation"."""
     return diff.schema.removeprefix("quanterr.").removesuffix("_diff")
 
 
 def _find_words(document: str) -> ItemWords:
-    """Return how the changed items of a kind of document are shown."""
+    """Return the words and columns for changed items of a type of document."""
     return import_module(f"quanterr.views.{document}.view").ITEM_WORDS  # type: ignore[no-any-return]
 
 
 def _find_item(document: str) -> str:
-    """Return the kind of items that are compared, such as "layer"."""
+    """Return the name of the items that are compared, such as "layer"."""
     return KINDS[f"quanterr.{document}"].values.CHANGES.item  # type: ignore[no-any-return]
 
 
 def _find_scores(document: str) -> dict[str, Score]:
-    """Return the numbers of a kind of document by name."""
+    """Return the scores of a type of document by name."""
     return KINDS[f"quanterr.{document}"].values.VOCABULARY.scores  # type: ignore[no-any-return]
 
 
@@ -65,25 +68,25 @@ def conclusion(diff: CandidateDiff) -> str:
     """Return the changes in a sentence, such as "fp8: KLD 0.0125 -> 0.01; 9 numbers better, 0 worse"."""
     document = find_document_kind(diff)
     scores = _find_scores(document)
-    found = [
+    parts = [
         f"{display(candidate.name)}: {_summarize(candidate, scores, _find_item(document))}"
         for candidate in diff.candidates
     ]
     more = [(len(diff.added), "new"), (len(diff.gone), "gone")]
-    found += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
-    return format_answer(diff.difference, "; ".join(found) or "no candidate is in both")
+    parts += [f"{count(n, 'candidate')} {word}" for n, word in more if n]
+    return format_answer(diff.difference, "; ".join(parts) or "no candidate is in both")
 
 
-def _summarize(one: CandidateChange, scores: dict[str, Score], item: str) -> str:
-    """Return the change of the main metric, the numbers of metrics that are better and worse, and of changed items."""
-    words = [change.word for change in one.metrics if not change.chance]
+def _summarize(candidate: CandidateChange, scores: dict[str, Score], item: str) -> str:
+    """Return the change of the main metric, and how many metrics are better or worse and how many items changed."""
+    words = [change.word for change in candidate.metrics if not change.chance]
     numbers = f"{count(words.count('better'), 'number')} better, {words.count('worse'):,} worse"
-    lead, first = next((change for name in LEADS for change in one.metrics if change.metric == name), None), ""
+    lead, first = next((change for name in LEADS for change in candidate.metrics if change.metric == name), None), ""
     if lead is not None:
         old, new = (format_in_units(scores[lead.metric], value) for value in (lead.old, lead.new))
         first = f"{scores[lead.metric].title} {f'{new} as before' if old == new else f'{old} -> {new}'}; "
-    changed = len(one.worse) + len(one.better)
-    items = f"; {changed:,} of {count(changed + one.unchanged, item)} changed" if changed else ""
+    changed = len(candidate.worse) + len(candidate.better)
+    items = f"; {changed:,} of {count(changed + candidate.unchanged, item)} changed" if changed else ""
     return f"{first}{numbers}{items}"
 
 
@@ -95,28 +98,30 @@ def _sections(diff: CandidateDiff, top: int) -> Iterator[Section]:
     yield from list_names("candidate", names, len(diff.added + diff.gone))
 
 
-def _title(found: CandidateChange) -> str:
-    was = "" if found.old_name == found.name else f", {display(found.old_name)} before"
-    verdict = found.new_verdict or ""
-    if found.old_verdict != found.new_verdict:
-        verdict = f"{found.old_verdict} -> {found.new_verdict}"
-    new = found.new_bytes
-    stored = "" if new is None else size(new) if found.old_bytes is None else format_sizes(found.old_bytes, new)
+def _title(change: CandidateChange) -> str:
+    was = "" if change.old_name == change.name else f", {display(change.old_name)} before"
+    verdict = change.new_verdict or ""
+    if change.old_verdict != change.new_verdict:
+        verdict = f"{change.old_verdict} -> {change.new_verdict}"
+    new = change.new_bytes
+    stored = "" if new is None else size(new) if change.old_bytes is None else format_sizes(change.old_bytes, new)
     more = ", ".join(filter(None, (verdict, stored)))
-    return f"{display(found.name)}{was}{f': {more}' if more else ''}"
+    return f"{display(change.name)}{was}{f': {more}' if more else ''}"
 
 
-def _parts(found: CandidateChange, document: str, top: int) -> Iterator[Part]:
+def _parts(change: CandidateChange, document: str, top: int) -> Iterator[Part]:
     scores = _find_scores(document)
-    yield Table(_title(found), "number", NUMBERS, [_number(one, scores[one.metric]) for one in found.metrics])
-    kind, words = _find_item(document), _find_words(document)
-    for word, items in ((words.worse, found.worse), (words.better, found.better)):
+    yield Table(
+        _title(change), "number", NUMBERS, [_number(metric, scores[metric.metric]) for metric in change.metrics]
+    )
+    item_name, words = _find_item(document), _find_words(document)
+    for word, items in ((words.worse, change.worse), (words.better, change.better)):
         if items:
-            filled = fill(words.columns, ((Name(one.layer), one) for one in items[:top]))
-            yield Table(f"{count(len(items), kind)} {word}", kind, *filled, max(len(items) - top, 0))
-    for section in list_names(kind, (("new", "new", found.added), ("gone", "gone", found.gone)), top):
+            filled = fill(words.columns, ((Name(metric.layer), metric) for metric in items[:top]))
+            yield Table(f"{count(len(items), item_name)} {word}", item_name, *filled, max(len(items) - top, 0))
+    for section in list_names(item_name, (("new", "new", change.added), ("gone", "gone", change.gone)), top):
         yield from section.parts
-    yield Lines([f"{count(found.unchanged, kind)} unchanged"])
+    yield Lines([f"{count(change.unchanged, item_name)} unchanged"])
 
 
 def _number(change: MetricChange, score: Score) -> Sequence[str]:

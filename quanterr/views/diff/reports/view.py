@@ -27,8 +27,8 @@ from quanterr.util.text import count, display, listed, size
 from quanterr.views.diff.parts import format_answer, format_sizes, join_counts, list_names, make_view
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
-MOST = 3  # most layers of each kind in the summary
-SHOWN_DB = 0.5  # smaller changes of the avoidable loss are rounding
+MAX_SUMMARIZED = 3  # maximum number of layers in each part of the summary
+MIN_SHOWN_DB = 0.5  # minimum change of the avoidable loss that is shown; rounding may cause smaller ones
 TOTALS: Sequence[CellColumn[Totals]] = (
     (Column("verdict", 1, right=False), lambda totals: totals.verdict),
     (Column("layers", 4), lambda totals: f"{totals.layers:,}"),
@@ -64,8 +64,8 @@ ABOUT = (
 
 
 def view(diff: Diff, top: int) -> View:
-    """Return the view of a diff with ``top`` layers of each kind."""
-    maps = Maps(METRICS, WORDS, lambda: map(_row, diff.layers), "change_db", "change_db")
+    """Return the view of a diff, with ``top`` layers in each table."""
+    maps = Maps(METRICS, WORDS, lambda: map(_make_row, diff.layers), "change_db", "change_db")
     paths = diff.old.path, diff.new.path
     answer, sections, summary = conclusion(diff), _sections(diff, top), list(_summarize(diff))
     return make_view(paths, answer, sections, ABOUT, maps if diff.layers else None, summary)
@@ -74,14 +74,14 @@ def view(diff: Diff, top: int) -> View:
 def _summarize(diff: Diff) -> Iterator[str]:
     """Yield the layers that lost and gained most, and those in only one report."""
     for word, items in (("worse", diff.worse), ("better", diff.better)):
-        for item in items[:MOST]:
+        for item in items[:MAX_SUMMARIZED]:
             change = display(item.reason or "", 2000) if item.change_db is None else f"{item.change_db:+.4g} dB"
             levels = f"{format_if_known(item.old_snr_db)} -> {format_if_known(item.new_snr_db)} dB"
             yield f"  {word}: {change}  {display(item.layer)}: {levels}"
     for word, names in (("new", diff.added), ("gone", diff.gone), ("undefined in both", diff.undefined)):
         if names:
-            yield f"  {word}: {listed(names, MOST)}"
-    for other in diff.format_changes[:MOST]:
+            yield f"  {word}: {listed(names, MAX_SUMMARIZED)}"
+    for other in diff.format_changes[:MAX_SUMMARIZED]:
         yield f"  in another format: {display(other.layer)}: {other.old_format} -> {other.new_format}"
 
 
@@ -111,7 +111,7 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         if items:
             title = f"{count(len(items), 'layer')} {word}"
-            yield Section(word, title, [_changes(title, items, top)])
+            yield Section(word, title, [_make_changes_table(title, items, top)])
         if word == "worse" and diff.layers:
             yield MAP
     lists = (
@@ -128,27 +128,27 @@ def _sections(diff: Diff, top: int) -> Iterator[Section]:
     yield from [LAYERS] if diff.layers else []
 
 
-def _changes(title: str, items: Sequence[Change], top: int) -> Table:
+def _make_changes_table(title: str, items: Sequence[Change], top: int) -> Table:
     """Return a table of changed layers, with a column for the avoidable loss if that changed."""
     shown = items[:top]
-    changed = any(abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0)) > SHOWN_DB for item in shown)
+    changed = any(abs((item.old_excess_db or 0.0) - (item.new_excess_db or 0.0)) > MIN_SHOWN_DB for item in shown)
     filled = fill([*CHANGES, *([EXCESS] if changed else [])], ((LayerName(item.layer), item) for item in shown))
     by = (item.change_db for item in reversed(shown))
     minor = len(list(takewhile(lambda change: change is not None and abs(change) < MINOR_DB, by)))
     return Table(title, "layer", *filled, len(items) - len(shown), minor, "that change by less than 1 %")
 
 
-def _row(layer: Both) -> Row:
+def _make_row(layer: Both) -> Row:
     """Return a layer of the map; if it has become identical to the original, its change is a word, not a number."""
     same = layer.old_snr_db == layer.new_snr_db == inf
     change = layer.change_db
     by = SAME if change == inf else None if change is None or change == -inf else round(change, DB_PLACES)
-    levels = {"old_snr_db": _number(layer.old_snr_db), "new_snr_db": _number(layer.new_snr_db)}
+    levels = {"old_snr_db": _format_level(layer.old_snr_db), "new_snr_db": _format_level(layer.new_snr_db)}
     words = {"role": role_of(layer.name), "format": layer.format and display(layer.format)}
     return Row(layer.name, IDENTICAL if same else DIFFERS, words, {"change_db": by, **levels})
 
 
-def _number(value: float | None) -> float | str | None:
+def _format_level(value: float | None) -> float | str | None:
     if value is None or value == -inf:
         return None
     return SAME if value == inf else round(value, DB_PLACES)
@@ -161,8 +161,8 @@ def rows(diff: Diff) -> Iterator[JsonObject]:
         yield {"list": word, "reason": totals.verdict, f"{word}_snr_db": totals.overall_snr_db}
     for word, items in (("worse", diff.worse), ("better", diff.better)):
         for item in items:
-            own = {name: getattr(item, name) for name in numbers}
-            yield {"list": word, "layer_name": item.layer, "reason": item.reason, **own}
+            values = {name: getattr(item, name) for name in numbers}
+            yield {"list": word, "layer_name": item.layer, "reason": item.reason, **values}
     for word, names in (("undefined", diff.undefined), ("new", diff.added), ("gone", diff.gone)):
         yield from ({"list": word, "layer_name": name} for name in names)
     for change in diff.format_changes:
