@@ -13,8 +13,8 @@ from rich.console import Console
 from support import sample_documents
 from support.sample_reports import report_of, tiny
 
-from quanterr.outputs import OF_DIFFS, OUTPUTS
-from quanterr.outputs.terminal import console
+from quanterr.outputs import DIFF_OUTPUTS, OUTPUTS
+from quanterr.outputs.terminal import make_console
 from quanterr.outputs.terminal import show as print_view
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -58,7 +58,7 @@ def page() -> str:
 def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str = "never") -> str:
     """Return the output of a terminal with the given width."""
     file = Terminal()
-    to = console(file, color)
+    to = make_console(file, color)
     to.width = width
     print_to(to)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
@@ -98,11 +98,11 @@ SNAPSHOTS: dict[str, Callable[[], str]] = {
     "answer.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to, verbose=False)),
     "terminal.txt": lambda: terminal(lambda to: show_view(report_of(tiny()), to)),
     **of_document("encoder", sample_documents.encoder, OUTPUTS, show_view),
-    **of_document("diff", sample_documents.report_diff, OF_DIFFS, show_view),
+    **of_document("diff", sample_documents.report_diff, DIFF_OUTPUTS, show_view),
 }
 for kind in sample_documents.KINDS_WITH_SAMPLES:
     SNAPSHOTS |= of_document(kind, getattr(sample_documents, kind), OUTPUTS, show_view)
-    SNAPSHOTS |= of_document(f"{kind}_diff", getattr(sample_documents, f"{kind}_diff"), OF_DIFFS, show_view)
+    SNAPSHOTS |= of_document(f"{kind}_diff", getattr(sample_documents, f"{kind}_diff"), DIFF_OUTPUTS, show_view)
 
 
 def main() -> None:

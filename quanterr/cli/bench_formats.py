@@ -45,7 +45,7 @@ def bench_formats(options: BenchOptions, show: Annotated[Display, TABLE_OPTIONS]
 
 def _show(found: "list[BenchResult]", color: Color) -> None:
     from quanterr.outputs.sections import Column, Table
-    from quanterr.outputs.terminal import console, print_table
+    from quanterr.outputs.terminal import make_console, print_table
 
     kinds = list(dict.fromkeys(row.weights for row in found))
     names = list(dict.fromkeys(row.recipe for row in found))
@@ -56,4 +56,4 @@ def _show(found: "list[BenchResult]", color: Color) -> None:
         cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in own]
         rows.append([name, f"{own[0].bits_per_weight:.4g}", *cells])
     columns = [Column("bits/w", 0), *(Column(kind, n + 1) for n, kind in enumerate(kinds))]
-    print_table(Table("SNR in dB on synthetic weights", "recipe", columns, rows), console(sys.stdout, color))
+    print_table(Table("SNR in dB on synthetic weights", "recipe", columns, rows), make_console(sys.stdout, color))

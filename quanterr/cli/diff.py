@@ -34,7 +34,7 @@ def diff(
     cannot be compared; 3 one is unreadable.
     """
     from quanterr.differences.making import diff as compared
-    from quanterr.outputs import OF_DIFFS
+    from quanterr.outputs import DIFF_OUTPUTS
 
-    to = show.targets([old, new], OF_DIFFS)
+    to = show.targets([old, new], DIFF_OUTPUTS)
     deliver(compared(old, new, force), to, show)

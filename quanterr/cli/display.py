@@ -176,7 +176,7 @@ def deliver(
                 tables = display.verbose or display.top_layers is not None
                 shown: View = found.view(display.top) if view is None else view(found, display)
                 outcome = terminal.Outcome(status, wrote, next_step)
-                console = terminal.console(stream, display.colors)
+                console = terminal.make_console(stream, display.colors)
                 terminal.show(shown, console, outcome, tables, not display.no_plot)
                 stream.flush()
         for target in to_stdout:

@@ -58,14 +58,14 @@ def gate(
     from quanterr.documents.kinds import find_kind, read_document
     from quanterr.documents.subjects import find_counterpart
     from quanterr.gates import (
+        combine_subject_verdicts,
+        find_waivers,
         github,
+        judge_subjects,
         prepare,
         read_subjects,
-        verdict_on_whole,
-        verdicts_of,
-        waivers_of,
+        store_verdicts,
         warn_of_waivers,
-        with_verdicts,
     )
     from quanterr.gates.explanation import explain_layer as explained
     from quanterr.gates.selectors import restrict_rules
@@ -82,7 +82,7 @@ def gate(
     rules, before = prepare(gates, kind, required=True, updated=update_baseline)
     subjects = read_subjects(report, rules, kind, compared=bool(before), strict=gates.strict_warnings)
     rules = restrict_rules(rules, judged.layers, subjects)
-    verdicts = verdicts_of(subjects, rules, before)
+    verdicts = judge_subjects(subjects, rules, before)
     if explain is not None:
         lines = [line for one in subjects for line in explained(one, rules, explain, find_counterpart(one, before))]
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
@@ -91,8 +91,8 @@ def gate(
         report_verdict(verdict, subject.name, quiet=show.quiet, colored=colored)
         for waived in subject.waived:
             print(f"waived: {escape_commands(waived)}", file=sys.stderr)
-    whole = verdict_on_whole(subjects, verdicts)
-    waivers = waivers_of(rules)
+    whole = combine_subject_verdicts(subjects, verdicts)
+    waivers = find_waivers(rules)
     is_shown = github.has_summary()
     stored = read_document(report) if waivers or is_shown or to or update_baseline else None
     document = stored and waive_findings(stored, waivers)
@@ -101,12 +101,12 @@ def gate(
     _print_verdict(whole, show.quiet, colored)
     if document and is_shown:
         stores_verdict = hasattr(document, "verdict")  # False for a plan
-        summarize(with_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
+        summarize(store_verdicts(document, subjects, verdicts) if stores_verdict else document, baseline)
     if show.as_json:
         with guard_stdout():
             print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
     if document and (to or update_baseline):
-        _write_document(with_verdicts(document, subjects, verdicts), to, baseline if update_baseline else None, whole)
+        _write_document(store_verdicts(document, subjects, verdicts), to, baseline if update_baseline else None, whole)
     damage = [message for one in subjects for message in one.damage]
     raise typer.Exit(exit_status(whole, show.allow_partial, damage))
 

@@ -97,11 +97,13 @@ def plan(
 
 def _print_export(found: "Plan", program: str, quiet: bool) -> None:
     """Print a plan for a program, and on stderr how to use it."""
-    from quanterr.outputs.formatting import LONG
+    from quanterr.outputs.formatting import MAX_SENTENCE_LENGTH
     from quanterr.planning.exports import CONSUMERS, export_command, export_plan
 
     text = export_plan(found, program)
     with guard_stdout():
         print(text, end="", flush=True)
     if not quiet and (how := export_command(found, program)):
-        print(f"quanterr: save as {CONSUMERS[program].file} and run: {display(how, LONG)}", file=sys.stderr)
+        print(
+            f"quanterr: save as {CONSUMERS[program].file} and run: {display(how, MAX_SENTENCE_LENGTH)}", file=sys.stderr
+        )

@@ -10,7 +10,7 @@
     plan_check.py    compares a report with the plan that it was made from
     as_text.py       prints the results; github.py prints them on GitHub
 
-For each kind of document, ``values.py`` next to its model declares the metrics that rules may name, in the form that
+For each type of document, ``values.py`` next to its model declares the metrics that rules may name, in the form that
 documents/subjects.py defines.
 
 To add a function, add a row to FUNCTIONS.
@@ -32,7 +32,7 @@ from quanterr.documents.reading import read_report, require_unedited
 from quanterr.documents.subjects import Subject, combine_verdicts, find_counterpart
 from quanterr.errors import UsageError
 from quanterr.gates.rules import Rule, check_baseline_use, read_rules
-from quanterr.gates.verdicts import judge_subject, needed_metrics
+from quanterr.gates.verdicts import judge_subject, list_needed_metrics
 from quanterr.gates.waivers import Waiver, list_notes, waive_findings
 from quanterr.options import CompareOptions, GateOptions, Path, Result
 from quanterr.util.arguments import check_types
@@ -63,7 +63,7 @@ class PreparedRules(NamedTuple):
 def prepare(
     options: GateOptions, kind: DocumentKind = KINDS[REPORT], *, required: bool = False, updated: bool = False
 ) -> PreparedRules:
-    """Read the rules and the baseline that the options name, for one kind of document.
+    """Read the rules and the baseline that the options name, for one type of document.
 
     ``updated`` means that the baseline is about to be overwritten, so that rules need not use it.
 
@@ -108,21 +108,21 @@ def _check_needs(rules: list[Rule], options: GateOptions) -> None:
 
 
 def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKind, strict: bool) -> list[Subject]:
-    """Return the subjects of a baseline, a file, which with ``strict`` must not have been edited, or a document.
+    """Return the subjects of a baseline: a document, or a file, which with ``strict`` must not have been edited.
 
     Raises:
-        UsageError: the document is of another kind.
+        UsageError: the baseline is a document of another type.
         ReportError: the file cannot be read, or was edited.
     """
     if isinstance(baseline, str | os.PathLike):
         return read_subjects(os.fspath(baseline), rules, kind, compared=True, strict=strict)
     _check_kind(KINDS.get(baseline.schema_), kind, with_article(type(baseline).__name__))
-    return subjects_of(waive_findings(baseline, waivers_of(rules)))  # type: ignore[arg-type,type-var] # a document
+    return list_subjects_of(waive_findings(baseline, find_waivers(rules)))  # type: ignore[arg-type,type-var] # a document
 
 
-def _check_kind(found: DocumentKind | None, wanted: DocumentKind, name: str) -> None:
-    if found != wanted:
-        kind = "another" if found is None else found.name.lower()
+def _check_kind(given: DocumentKind | None, wanted: DocumentKind, name: str) -> None:
+    if given != wanted:
+        kind = "another" if given is None else given.name.lower()
         kinds = f"the kind of the baseline ({kind}) differs from the document's ({wanted.name.lower()})"
         raise UsageError(f"--baseline {name}: {kinds}")
 
@@ -136,16 +136,16 @@ def read_subjects(
     not have been edited.
 
     Raises:
-        UsageError: the document is of another kind.
+        UsageError: the document is of another type.
         ReportError: the document cannot be read, or was edited.
     """
     if strict:
         require_unedited(path)
     _check_kind(find_kind(path), kind, display(path))
     if kind == KINDS[REPORT]:
-        report = read_report(path, needed_metrics(rules, compared), judged=False)
-        return [ReportValues(waive_findings(report, waivers_of(rules)))]
-    return subjects_of(waive_findings(read_document(path), waivers_of(rules)))
+        report = read_report(path, list_needed_metrics(rules, compared), judged=False)
+        return [ReportValues(waive_findings(report, find_waivers(rules)))]
+    return list_subjects_of(waive_findings(read_document(path), find_waivers(rules)))
 
 
 def judge(
@@ -182,16 +182,16 @@ def judge(
         require,
         fail_if,
         baseline=before is not None,
-        vocabulary=_values(judged).VOCABULARY,
+        vocabulary=_find_values(judged).VOCABULARY,
         any_original=baseline_original == "any",
     )
     check_baseline_use(rules, before is not None)
-    older = subjects_of(waive_findings(before, waivers_of(rules))) if before else ()
+    older = list_subjects_of(waive_findings(before, find_waivers(rules))) if before else ()
     return apply_rules(judged, rules, older)
 
 
 def _load_document(name: str, given: "DocumentT | str | os.PathLike[str]") -> "DocumentT":
-    """Return a document, or the one in a file."""
+    """Return the document, which is read if a file is given."""
     if not isinstance(given, str | os.PathLike):
         check_types({name: given}, {name: Path | Result})
         return given
@@ -200,21 +200,21 @@ def _load_document(name: str, given: "DocumentT | str | os.PathLike[str]") -> "D
 
 def apply_rules(document: "DocumentT", rules: list[Rule], before: Sequence[Subject] = ()) -> "DocumentT":
     """Return the document with verdicts by rules and baseline subjects that were read before."""
-    waivers = waivers_of(rules)
+    waivers = find_waivers(rules)
     document = waive_findings(document, waivers)
-    subjects = subjects_of(document)
-    verdicts = verdicts_of(subjects, rules, before)
+    subjects = list_subjects_of(document)
+    verdicts = judge_subjects(subjects, rules, before)
     warn_of_waivers(waivers, verdicts, document)
-    return with_verdicts(document, subjects, verdicts)
+    return store_verdicts(document, subjects, verdicts)
 
 
-def waivers_of(rules: Sequence[Rule]) -> tuple[Waiver, ...]:
+def find_waivers(rules: Sequence[Rule]) -> tuple[Waiver, ...]:
     """Return the waivers of the file from which rules come."""
     return rules[0].waivers if rules else ()
 
 
 def warn_of_waivers(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], document: "Document") -> None:
-    """Say on stderr which waivers have expired, or are no longer needed."""
+    """Print to stderr which waivers have expired, or are no longer needed."""
     gates = [gate for verdict in verdicts for gate in verdict.gates]
     findings = [
         finding
@@ -225,12 +225,12 @@ def warn_of_waivers(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], docu
         print(f"quanterr: note: {note}", file=sys.stderr)
 
 
-def verdicts_of(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:
+def judge_subjects(subjects: Sequence[Subject], rules: list[Rule], before: Sequence[Subject] = ()) -> list[Verdict]:
     """Return the verdict on each subject, compared with its counterpart in a baseline."""
     return [judge_subject(subject, rules, find_counterpart(subject, before)) for subject in subjects]
 
 
-def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "DocumentT":
+def store_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> "DocumentT":
     """Return the document with the verdicts on its subjects.
 
     Raises:
@@ -238,17 +238,17 @@ def with_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts: 
     """
     if not hasattr(document, "verdict"):
         raise UsageError(f"{with_article(document.noun)} stores no verdict")
-    whole = verdict_on_whole(subjects, verdicts)
+    whole = combine_subject_verdicts(subjects, verdicts)
     update = whole._asdict() | {"gated": bool(whole.gates)}
     candidates = getattr(document, "candidates", None)
     if candidates is None:
         return replace(document, **update)
     del update["gates"]  # each candidate has its own
-    judged = [replace(one, **verdict._asdict()) for one, verdict in zip(candidates, verdicts, strict=True)]
+    judged = [replace(candidate, **verdict._asdict()) for candidate, verdict in zip(candidates, verdicts, strict=True)]
     return replace(document, **update, candidates=judged)
 
 
-def verdict_on_whole(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> Verdict:
+def combine_subject_verdicts(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> Verdict:
     """Return the joint verdict on the subjects of a document, with the gates of all."""
     if subjects[0].name is None:
         return verdicts[0]
@@ -257,10 +257,10 @@ def verdict_on_whole(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -
     return Verdict(word, gates=[gate for verdict in verdicts for gate in verdict.gates], **reasons)
 
 
-def subjects_of(document: "Document") -> list[Subject]:
+def list_subjects_of(document: "Document") -> list[Subject]:
     """Return the subjects of a document."""
-    return _values(document).list_subjects(document)  # type: ignore[no-any-return]
+    return _find_values(document).list_subjects(document)  # type: ignore[no-any-return]
 
 
-def _values(document: "Document") -> ModuleType:
+def _find_values(document: "Document") -> ModuleType:
     return KINDS[document.schema_].values

@@ -12,7 +12,7 @@ from quanterr.util.text import MAX_LINE, display
 
 MAX_VIOLATIONS = 5  # lines per gate
 MARKS = {"pass": "pass", "fail": "FAIL", "warning": "warn"}
-Said = set[tuple[str | None, str | None]]  # a layer and what is wrong with it, or None and a cause
+Printed = set[tuple[str | None, str | None]]  # (layer, its reason), or (None, a finding that explains a number)
 
 
 def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
@@ -23,25 +23,25 @@ def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
     unjudged = sum(gate.is_unjudged for gate in gates)
     not_judged = f", {unjudged} not judged" if unjudged else ""
     lines = [f"gates: {sum(gate.status == 'pass' for gate in gates)} of {len(gates)} hold{not_judged}"]
-    said: Said = set()
+    printed: Printed = set()
     for gate in sorted(gates, key=lambda gate: (gate.status == "pass", gate.is_unjudged, gate.severity)):
         _, tone = describe_gate(gate)
         mark = paint("not judged" if gate.is_unjudged else MARKS[tone], tone, colored)
-        lines.append(f"{mark}: {display(_say_once(gate, said), MAX_LINE)}")
+        lines.append(f"{mark}: {display(_shorten_message(gate, printed), MAX_LINE)}")
         if gate.status == "fail":
-            lines += [display(line, MAX_LINE) for line in _format_details(gate, said)]
+            lines += [display(line, MAX_LINE) for line in _format_details(gate, printed)]
         lines += [display(line, MAX_LINE) for line in _format_waived(gate)]
     other = next((gate.baseline_original for gate in gates if gate.baseline_original), None)
     return lines if other is None else [*lines, display(f"note: the baseline has another original: {other}", MAX_LINE)]
 
 
-def _say_once(gate: Gate, said: Said) -> str:
-    """Return a gate's message, without what earlier ones have said; this adds to ``said``."""
+def _shorten_message(gate: Gate, printed: Printed) -> str:
+    """Return a gate's message without a reason that an earlier gate has printed, and add its reason to ``printed``."""
     first = gate.violations[0] if gate.violations else None
     if first is None or first.reason is None:
         return gate.message
-    is_new = (key := (first.layer if first.observed is None else None, first.reason)) not in said
-    said.add(key)
+    is_new = (key := (first.layer if first.observed is None else None, first.reason)) not in printed
+    printed.add(key)
     if is_new:
         return gate.message
     if first.observed is None:
@@ -55,17 +55,17 @@ def _format_waived(gate: Gate) -> list[str]:
     return [*lines, f"      and {more:,} more waived"] if more > 0 else lines
 
 
-def _format_details(gate: Gate, said: Said) -> list[str]:
+def _format_details(gate: Gate, printed: Printed) -> list[str]:
     lines = [f"      because: {sentence(gate.reason)}"] if gate.reason else []
     of_layers = [violation for violation in gate.violations if violation.layer is not None]
-    if len(of_layers) < 2:  # the gate's message names a single one
+    if len(of_layers) < 2:  # the gate's message names a single layer
         return lines
     for violation in of_layers[:MAX_VIOLATIONS]:
-        is_said = violation.observed is not None and (None, violation.reason) in said
+        is_printed = violation.observed is not None and (None, violation.reason) in printed
         lines.append(
-            f"      - {describe_violation(replace(violation, reason=None) if is_said else violation, gate.limit)}"
+            f"      - {describe_violation(replace(violation, reason=None) if is_printed else violation, gate.limit)}"
         )
-        said.add((None, violation.reason))
+        printed.add((None, violation.reason))
     if len(of_layers) > MAX_VIOLATIONS:
         lines.append(f"      and {len(of_layers) - MAX_VIOLATIONS:,} more")
     return lines

@@ -1,4 +1,4 @@
-"""Explains, rule by rule, why a layer passes or not."""
+"""The explanation, rule by rule, why a layer passes or fails."""
 
 from difflib import get_close_matches
 
@@ -18,13 +18,13 @@ def explain_layer(subject: Subject, rules: list[Rule], name: str, baseline: Subj
     Raises:
         UsageError: there is no layer of this name; the message suggests the nearest.
     """
-    found = [item for item in subject.items if name in (item.name, display(item.name))]
-    if not found:
+    matching = [item for item in subject.items if name in (item.name, display(item.name))]
+    if not matching:
         near = get_close_matches(name, [item.name for item in subject.items], n=3)
         hint = f"; did you mean {', '.join(map(display, near))}?" if near else ""
         raise UsageError(f"the {subject.vocabulary.document} has no layer named {display(name)}{hint}")
     lines = []
-    for item in found:
+    for item in matching:
         lines.append(f"layer {display(item.name)}, in {item.kind}")
         lines += [
             f"  rule {format_rule(rule)}: {_explain_rule(item, subject, rules, n, baseline)}"

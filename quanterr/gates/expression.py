@@ -1,4 +1,4 @@
-"""The language of rules: ``FUNCTION(metric) OPERATOR number``, one comparison, parsed by hand.
+"""The parser of rules: each is one comparison, ``FUNCTION(metric) OPERATOR number``.
 
     snr_db >= 30                            each selected layer
     p05(cosine_similarity) >= 0.998         all selected layers together
@@ -8,7 +8,7 @@
     original_compared_fraction >= 0.999     the report itself
     upper(kld_mean) <= 0.01                 the upper end of the interval of a number with a standard error
     share(not_shown) == 0                   the share of the bytes of tensors of a class, with --every-code
-    loads(vllm)                             whether a program loads the checkpoint; without a comparison
+    loads(vllm)                             a program loads the checkpoint; has no operator and number
 
 The metrics depend on the document: values.py next to its model declares them.
 
@@ -74,10 +74,10 @@ FUNCTIONS = (
 LOADS = "loads"
 NAMES = [row.name.replace("NN", "05") for row in FUNCTIONS]
 STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
-OF_BASELINE = {"delta", "rel_delta", "ratio"}
-OF_INTERVAL = {"upper", "lower"}
-PER_ITEM = {"each", *OF_BASELINE}
-PLAIN = ""  # no function: the value of the whole subject if it has the metric, otherwise of each item
+BASELINE_FUNCTIONS = {"delta", "rel_delta", "ratio"}
+INTERVAL_FUNCTIONS = {"upper", "lower"}
+ITEM_FUNCTIONS = {"each", *BASELINE_FUNCTIONS}
+NO_FUNCTION = ""  # then the value is that of the whole subject if it has the metric, otherwise of each item
 PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d+)?)")
 
 _TOKEN = re.compile(
@@ -87,7 +87,7 @@ _TOKEN = re.compile(
 )
 
 
-# Where the metric is: in the layers, the aggregate or the report; loading: it is the name of a program.
+# The metric is of layers (items), of the aggregate (model) or of the report (whole); loading: it names a program.
 Scope = Literal["items", "model", "whole", "loading"]
 
 
@@ -117,7 +117,7 @@ class Condition(NamedTuple):
     @property
     def per_item(self) -> bool:
         """True if the condition is decided for each layer by itself."""
-        return self.scope == "items" and self.function in PER_ITEM
+        return self.scope == "items" and self.function in ITEM_FUNCTIONS
 
     @property
     def of_items(self) -> bool:
@@ -136,7 +136,7 @@ class Condition(NamedTuple):
         """Return the condition that holds exactly where this one does not; neither holds for undefined values.
 
         Raises:
-            UsageError: the condition is that a program loads the checkpoint, of which the opposite is never wanted.
+            UsageError: the condition is that a program loads the checkpoint; nobody requires the opposite.
         """
         if self.scope == "loading":
             raise UsageError(f"{display(self.text)}: require it, with --require '{display(self.text)}'")
@@ -166,21 +166,21 @@ class _Parser:
     def parse_condition(self) -> Condition:
         if not self._remaining():
             raise UsageError(f'an empty rule; write a condition such as "{self._known.example}"')
-        found = self._parse_comparison(inner=False)
+        condition = self._parse_comparison(inner=False)
         if self._remaining():
             raise self._make_error("the end of the rule: one comparison, a number without a unit")
-        return found
+        return condition
 
     def _parse_comparison(self, inner: bool) -> Condition:
         start = self._at
         name = self._take("name", "a metric or a function")
-        function, metric, nested = PLAIN, name, None
+        function, metric, nested = NO_FUNCTION, name, None
         if self._peek("bracket") == "(":
             function, metric, nested = self._parse_call(name, inner)
         if function == LOADS:
             return self._make_loads(start, metric.lower())
         scope = "items" if nested else self._find_scope(metric, function, inner)
-        function = "each" if function == PLAIN else function
+        function = "each" if function == NO_FUNCTION else function
         sign = self._take("operator", f"one of {' '.join(OPERATORS)}")
         limit = float(self._take("number", "a number"))
         if not isfinite(limit):
@@ -225,18 +225,18 @@ class _Parser:
         """Return the scopes in which a function looks for its metric, with their metrics; the first scope wins."""
         if function == "global":
             return [("model", self._known.model)]
-        if function in OF_INTERVAL:
+        if function in INTERVAL_FUNCTIONS:
             return [("whole", self._known.errors)]
-        if inner or function not in (PLAIN, *OF_BASELINE):
+        if inner or function not in (NO_FUNCTION, *BASELINE_FUNCTIONS):
             return [("items", self._known.items)]
         return [("whole", self._known.whole), ("items", self._known.items)]
 
     def _explain_unknown(self, metric: str, function: str) -> str:
         """Explain why a function does not find a metric."""
         known, shown = self._known, display(metric)
-        if function in OF_INTERVAL and metric in (*known.whole, *known.items, *known.model):
-            of = ", ".join(known.errors) or f"no metric of this {known.document}"
-            return f"{shown} has no standard error; write it without {function}(), which takes {of}"
+        if function in INTERVAL_FUNCTIONS and metric in (*known.whole, *known.items, *known.model):
+            known_metrics = ", ".join(known.errors) or f"no metric of this {known.document}"
+            return f"{shown} has no standard error; write it without {function}(), which takes {known_metrics}"
         if function == "global" and metric in known.whole:
             return f"{shown} is a metric of the {known.document}; write it without global()"
         if function == "global" and metric in known.items:
@@ -254,25 +254,25 @@ class _Parser:
         whose = "of the whole model" if function == "global" else of_items
         return f"no metric {whose} named {shown}{hint}"
 
-    def _peek(self, kind: str) -> str | None:
+    def _peek(self, token: str) -> str | None:
         match = _TOKEN.match(self._text, self._at)
-        return match[kind] if match else None
+        return match[token] if match else None
 
-    def _take(self, kind: str, expected: str) -> str:
+    def _take(self, token: str, expected: str) -> str:
         match = _TOKEN.match(self._text, self._at)
-        if match is None or match[kind] is None:
+        if match is None or match[token] is None:
             raise self._make_error(expected)
         self._at = match.end()
-        return match[kind]
+        return match[token]
 
     def _remaining(self) -> str:
         return self._text[self._at :].strip()
 
-    def _make_error(self, what: str) -> UsageError:
+    def _make_error(self, expected: str) -> UsageError:
         rest = self._remaining()
         column = len(self._text) - len(self._text[self._at :].lstrip()) + 1
-        found = f'found "{display(rest, 40)}"' if rest else "it ends there"
-        return UsageError(f"{self._quote()}: column {column}: expected {what}; {found}")
+        position = f'found "{display(rest, 40)}"' if rest else "it ends there"
+        return UsageError(f"{self._quote()}: column {column}: expected {expected}; {position}")
 
     def _quote(self) -> str:
         return f'"{display(self._text)}"'

@@ -34,13 +34,13 @@ def make_violation_check(rules: list[Rule], baseline: Subject | None) -> "Callab
     before = {item.name: item for item in baseline.items} if baseline else {}
 
     def find_violation(layer: "Layer") -> str | None:
-        kind = "layers" if len(layer.tensor_shape) > 1 else "other_changes"
-        item = Item(layer.layer_name, kind, layer)
+        list_name = "layers" if len(layer.tensor_shape) > 1 else "other_changes"
+        item = Item(layer.layer_name, list_name, layer)
         for rule, takes in of_layers:
             if not takes(item):
                 continue
             numbers = collect_values([item], rule, before)
-            against = [one.reason for one in numbers.missing]
+            against = [missing.reason for missing in numbers.missing]
             against += [format_value(rule, value) for _, value in numbers.known if not rule.condition.holds(value)]
             if against and not find_waived(rule.waivers, rule.id, [Violation(item.name, None, None, None)]):
                 return f"gate {format_rule(rule)} does not hold for {display(item.name)}: {against[0]}"

@@ -3,7 +3,7 @@
 schema = 1
 
 [[rule]]
-id = "attn"                        # for layers that it selects, a later rule with the same id wins
+id = "attn"                        # if several rules with this id select a layer, the last one decides
 require = "snr_db >= 30"           # see expression.py
 layers = ["*.self_attn.*"]         # as --layers-to-compare; without it, all weights
 severity = "error"                 # or "warn": reported, but fails only with --strict-warnings
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, cast
 from quanterr.documents.comparison.values import VOCABULARY as OF_REPORTS
 from quanterr.documents.subjects import Vocabulary
 from quanterr.errors import UsageError
-from quanterr.gates.expression import OF_BASELINE, Condition, parse
+from quanterr.gates.expression import BASELINE_FUNCTIONS, Condition, parse
 from quanterr.gates.waivers import Waiver, read_waivers
 from quanterr.selection import LayerSelection
 from quanterr.util.rule_file import RuleTable, read_rule_tables, show_value
@@ -68,7 +68,7 @@ def read_rules(
     conditions = [_parse(text, "--require", vocabulary) for text in _as_iterable(require)]
     conditions += [_parse(text, "--fail-if", vocabulary).negate() for text in _as_iterable(fail_if)]
     rules += [Rule(condition.text, condition) for condition in conditions]
-    compared = any(rule.condition.function in OF_BASELINE for rule in rules)
+    compared = any(rule.condition.function in BASELINE_FUNCTIONS for rule in rules)
     if baseline and not compared and vocabulary.no_worse and (rules or thresholds is None):
         condition = _parse(vocabulary.no_worse, "--baseline", vocabulary)
         rules.append(Rule("baseline", condition, reason="nothing may be clearly worse than the baseline"))
@@ -86,13 +86,13 @@ def read_rules(
 
 
 def _as_iterable(texts: Iterable[str]) -> Iterable[str]:
-    """Return the conditions; a string is a single condition."""
+    """Return the conditions; a string becomes a list with this condition."""
     return [texts] if isinstance(texts, str) else texts
 
 
 def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) -> None:
     """Raise UsageError if a rule needs a baseline and none is given, or a given one is neither used nor ``updated``."""
-    comparing = [rule.condition.text for rule in rules if rule.condition.function in OF_BASELINE]
+    comparing = [rule.condition.text for rule in rules if rule.condition.function in BASELINE_FUNCTIONS]
     if comparing and not given:
         raise UsageError(f"{display(comparing[0])} compares with an older report: give --baseline REPORT")
     if given and not comparing and not updated:
@@ -111,8 +111,8 @@ def _read_tables(thresholds: str | os.PathLike[str]) -> list[RuleTable]:
         raise UsageError(f"{where}: no such file; presets are {', '.join(PRESETS)}") from error
 
 
-def _make_rule(found: RuleTable, vocabulary: Vocabulary) -> Rule:
-    table, where = found.fields, found.where
+def _make_rule(rule_table: RuleTable, vocabulary: Vocabulary) -> Rule:
+    table, where = rule_table.fields, rule_table.where
     condition = _parse(table["require"], f"{where}: require", vocabulary)
     return Rule(
         table["id"],
@@ -121,7 +121,7 @@ def _make_rule(found: RuleTable, vocabulary: Vocabulary) -> Rule:
         cast(Literal["error", "warn"], table.get("severity", "error")),
         cast(Literal["fail", "skip"], table.get("undefined", "fail")),
         table.get("reason"),
-        f"{found.place}: ",
+        f"{rule_table.place}: ",
         cast(Literal["same", "any"], table.get("baseline_original", "same")),
     )
 

@@ -21,12 +21,12 @@ def make_selector(rule: Rule) -> Callable[[Item], bool]:
 
 
 def restrict_rules(rules: list[Rule], layers: Iterable[str], subjects: Sequence[Subject]) -> list[Rule]:
-    """Return the rules about layers for those that the patterns select, and the rules about the whole as they are.
+    """Return rules restricted to the layers that the patterns select; rules about the whole are not changed.
 
-    Rules for other layers are left out. Without patterns, these are the same rules.
+    Rules for other layers are left out. Without patterns, all rules are returned unchanged.
 
     Raises:
-        UsageError: a pattern is invalid, or no rule is about the layers that they select.
+        UsageError: a pattern is invalid, or no rule is about the layers that the patterns select.
     """
     among = LayerSelection(layers).patterns
     if not among:
@@ -45,7 +45,7 @@ def _selects_any(rule: Rule, subjects: Sequence[Subject]) -> bool:
 
 
 def make_decider(rules: list[Rule], n: int) -> Callable[[Item], bool]:
-    """Return a function that checks whether rule n decides for an item: no later rule with the same id selects it."""
+    """Return a function that checks whether rule n decides for an item: no later rule with its id selects the item."""
     takes = make_selector(rules[n])
     later = [make_selector(rule) for rule in rules[n + 1 :] if rule.id == rules[n].id]
     return (lambda item: takes(item) and not any(other(item) for other in later)) if later else takes

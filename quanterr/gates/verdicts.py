@@ -1,8 +1,8 @@
-"""Rules applied to a subject: which hold, by how much, and what violates them.
+"""The application of rules to a subject: which rules hold, by how much, and which layers violate them.
 
 A rule holds only if it could be judged: on at least one item, on a complete report, and without a layer whose numbers
-cannot be trusted (not compared, not finite, with a finding of severity error). No verdict is given if the quantized
-checkpoint is a copy of the original, or if the sides are swapped. Values are never rounded.
+cannot be trusted (not compared, not finite, with a finding of severity error). The verdict is inconclusive if the
+quantized checkpoint is a copy of the original, or if the sides are swapped. Values are never rounded.
 """
 
 from collections.abc import Callable, Collection
@@ -14,16 +14,16 @@ from msgspec.structs import replace
 from quanterr.documents.comparison import NORM
 from quanterr.documents.gate_results import BECAUSE, Gate, Reason, Verdict, Violation, Word, store_reasons
 from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
-from quanterr.gates.expression import OF_BASELINE, OF_INTERVAL, OPERATORS, Condition
+from quanterr.gates.expression import BASELINE_FUNCTIONS, INTERVAL_FUNCTIONS, OPERATORS, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
 from quanterr.gates.waivers import find_waived
 from quanterr.util.text import count, display, format_decisive
 
-MOST_WAIVED = 3  # findings that the reason of a pass names
+MAX_LISTED_WAIVED = 3  # maximum number of waived findings that the reason of a pass names
 
 
-def needed_metrics(rules: list[Rule], compared: bool = False) -> set[str]:
+def list_needed_metrics(rules: list[Rule], compared: bool = False) -> set[str]:
     """Return the metrics of layers that the rules need, and that the check of a baseline needs if ``compared``."""
     return {rule.condition.metric for rule in rules if rule.condition.of_items} | ({NORM} if compared else set())
 
@@ -36,16 +36,16 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
     """
     other_original = None
     if baseline:
-        comparing = [rule for rule in rules if rule.condition.function in OF_BASELINE]
+        comparing = [rule for rule in rules if rule.condition.function in BASELINE_FUNCTIONS]
         any_original = all(rule.baseline_original == "any" for rule in comparing)
         metrics = {rule.condition.metric for rule in comparing}
         other_original = subject.check_baseline(baseline, metrics, any_original, rules[0].among)
-    if not subject.unreliable:  # unreliability is reported first, and may be why a layer is missing
+    if not subject.unreliable:  # an unreliable report is inconclusive anyway, and may lack layers
         check_patterns(rules, subject)
     gates = [_apply_rule(subject, rules, n, baseline) for n in range(len(rules))]
     if other_original:
         gates = [
-            replace(gate, baseline_original=other_original) if rule.condition.function in OF_BASELINE else gate
+            replace(gate, baseline_original=other_original) if rule.condition.function in BASELINE_FUNCTIONS else gate
             for gate, rule in zip(gates, rules, strict=True)
         ]
     unjudged = [
@@ -62,17 +62,19 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
         beside = "; the baseline has another original" if other_original else ""
         excused = sum(len(gate.waived) for gate in gates)
         beside += f"; {count(excused, 'failure')} of gates waived" if excused else ""
-        beside += f"; waived: {', '.join(subject.waived[:MOST_WAIVED])}" if subject.waived else ""
-        beside += f" and {len(subject.waived) - MOST_WAIVED:,} more" if len(subject.waived) > MOST_WAIVED else ""
+        beside += f"; waived: {', '.join(subject.waived[:MAX_LISTED_WAIVED])}" if subject.waived else ""
+        beside += (
+            f" and {len(subject.waived) - MAX_LISTED_WAIVED:,} more" if len(subject.waived) > MAX_LISTED_WAIVED else ""
+        )
         reasons = [Reason(f"{subject.vocabulary.done}; {hold}{warned}{beside}", "result")]
     verdict: Word = "inconclusive" if doubts else "fail" if errors else "pass"
     return Verdict(verdict, gates=gates, **store_reasons(reasons))
 
 
 def list_doubts(subject: Subject, rules: list[Rule]) -> list[Reason]:
-    """Return why the verdict is inconclusive, whichever rules hold.
+    """Return the reasons for an inconclusive verdict that do not depend on which rules hold.
 
-    Either the comparison is unreliable, or there are rules and the measured model is not the quantized one.
+    These are that the comparison is unreliable or, if there are rules, that the measured model is not quantized.
     """
     return list(subject.unreliable or (subject.unquantized if rules else ()))
 
@@ -80,7 +82,9 @@ def list_doubts(subject: Subject, rules: list[Rule]) -> list[Reason]:
 def _explain_missing_interval(subject: Subject, condition: Condition) -> str | None:
     """Return why the interval that a condition needs does not exist; None if it does."""
     return (
-        f"{condition.function}() {subject.too_few}" if condition.function in OF_INTERVAL and subject.too_few else None
+        f"{condition.function}() {subject.too_few}"
+        if condition.function in INTERVAL_FUNCTIONS and subject.too_few
+        else None
     )
 
 
@@ -112,7 +116,7 @@ def _apply_rule(subject: Subject, rules: list[Rule], n: int, baseline: Subject |
     rule = rules[n]
     outcome = _find_outcome(subject, rules, n, baseline)
     waived = [] if outcome.unjudged else find_waived(rule.waivers, rule.id, outcome.violations)
-    names = {one.layer for one in waived}
+    names = {violation.layer for violation in waived}
     if None in names:
         outcome = outcome._replace(violations=[])
     elif names:
@@ -142,20 +146,20 @@ def _find_outcome(
         refusal = subject.find_refusal(condition.metric)
         return _Outcome([], 1.0) if refusal is None else _fail_without_value(refusal)
     if condition.scope == "whole":
-        return _judge_value(condition, _value_of_whole(condition, subject, baseline))
+        return _judge_value(condition, _compute_value_of_whole(condition, subject, baseline))
     if condition.scope == "model":
         return _fail_without_value(subject.trouble) if subject.trouble else _judge_model(condition, subject)
     return _judge_items(subject, rules, n, baseline, without)
 
 
-def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
+def _compute_value_of_whole(condition: Condition, subject: Subject, baseline: Subject | None) -> float | None:
     """Return the value that a condition judges for the whole subject; None if undefined."""
     value = subject.whole.get(condition.metric)
-    if condition.function in OF_INTERVAL:
+    if condition.function in INTERVAL_FUNCTIONS:
         error = subject.errors.get(condition.metric)
         sign = 1 if condition.function == "upper" else -1
         return None if value is None or error is None else value + sign * WIDTH * error
-    if condition.function not in OF_BASELINE:
+    if condition.function not in BASELINE_FUNCTIONS:
         return value
     old = baseline.whole.get(condition.metric) if baseline else None
     return compute_change(old, value, condition.function)
@@ -164,15 +168,15 @@ def _value_of_whole(condition: Condition, subject: Subject, baseline: Subject | 
 def _judge_so_far(
     subject: Subject, rules: list[Rule], n: int, baseline: Subject | None, without: Collection[str | None]
 ) -> _Outcome | None:
-    """Return the violations of compared layers of an interrupted run, which later layers cannot correct."""
+    """Judge the compared layers of an interrupted run: their violations are final; None if there are none."""
     if not rules[n].condition.per_item:
         return None
     outcome = _judge_items(subject, rules, n, baseline, without)
     compared = {item.name for item in subject.items if item.kind != "not_compared"}
-    beyond = [violation for violation in outcome.violations if violation.layer in compared]
-    if not beyond:
+    final = [violation for violation in outcome.violations if violation.layer in compared]
+    if not final:
         return None
-    return outcome._replace(violations=beyond, observed=beyond[0].observed, worst_layer=beyond[0].layer)
+    return outcome._replace(violations=final, observed=final[0].observed, worst_layer=final[0].layer)
 
 
 def _fail_without_value(reason: str) -> _Outcome:
@@ -202,12 +206,12 @@ def _judge_items(
     if dead := explain_dead_pattern(rule, subject):
         return _fail_without_value(dead)
     takes = make_decider(rules, n)
-    every = subject.list_items(condition.metric)
-    items = [item for item in every if takes(item) and item.name not in without]
+    all_items = subject.list_items(condition.metric)
+    items = [item for item in all_items if takes(item) and item.name not in without]
     if not items and without:
         return _Outcome([])
     if not items:
-        selected = any(map(make_selector(rule), every))
+        selected = any(map(make_selector(rule), all_items))
         return _fail_without_value(
             f"later rules with the same id decide for all {condition.item}s that it selects"
             if selected
@@ -215,8 +219,8 @@ def _judge_items(
         )
     before = {item.name: item for item in baseline.list_items(condition.metric)} if baseline else {}
     numbers = collect_values(items, rule, before)
-    gone = _find_removed(every, before, takes) if condition.function in OF_BASELINE else []
-    gone = [one for one in gone if one.layer not in without]
+    gone = _find_removed(all_items, before, takes) if condition.function in BASELINE_FUNCTIONS else []
+    gone = [violation for violation in gone if violation.layer not in without]
     numbers.missing.extend(gone)
     identical = sum([item.identical for item in items])
     if identical < len(items) and not numbers.missing and all(item.identical for item, _ in numbers.known):
@@ -239,30 +243,34 @@ def _find_removed(items: list[Item], before: dict[str, Item], takes: Callable[[I
 
 def collect_values(items: list[Item], rule: Rule, before: dict[str, Item]) -> ItemValues:
     """Collect the values that a rule compares; ``before`` are the items of the baseline by name."""
-    found = ItemValues([], [], [])
+    collected = ItemValues([], [], [])
     badness: dict[str, float] = {}
     metric, function = rule.condition.metric, rule.condition.function
-    of_baseline, without_value, may_skip = function in OF_BASELINE, f"{metric} is undefined", rule.undefined == "skip"
+    compares, without_value, may_skip = (
+        function in BASELINE_FUNCTIONS,
+        f"{metric} is undefined",
+        rule.undefined == "skip",
+    )
     for item in items:
         value, trouble = item.get_number(metric), item.trouble
         if trouble is None and value is not None and isinf(value) and not item.identical:
             trouble = f"{metric} is {value}"  # null in the report: something is broken, so it is never skipped
         undefined, skips = without_value, may_skip
-        if of_baseline:
+        if compares:
             old = before.get(item.name)
             trouble = trouble or _distrust_baseline(old)
             value = compute_change(old.get_number(metric), value, function) if old else None
             undefined = undefined if old else "is not in the baseline"
             skips = skips and old is None  # a layer of the baseline without a number may have got worse
         if trouble is None and value is not None and not isnan(value):
-            found.known.append((item, value))
+            collected.known.append((item, value))
         else:
-            to = found.skipped if skips and trouble is None else found.missing
+            to = collected.skipped if skips and trouble is None else collected.missing
             to.append(Violation(item.name, None, None, trouble or undefined))
             if value is not None and isfinite(value):
                 badness[item.name] = rule.condition.margin(value)
-    found.missing.sort(key=lambda violation: badness.get(violation.layer or "", -inf))
-    return found
+    collected.missing.sort(key=lambda violation: badness.get(violation.layer or "", -inf))
+    return collected
 
 
 def _distrust_baseline(old: Item | None) -> str | None:
@@ -278,13 +286,13 @@ def _distrust_baseline(old: Item | None) -> str | None:
 def _judge_each(condition: Condition, numbers: ItemValues, before: dict[str, Item]) -> _Outcome:
     """Judge every item by itself."""
     operator, limit = OPERATORS[condition.operator], condition.limit
-    beyond = [
+    violating = [
         _make_violation(condition, item.name, value, before.get(item.name))
         for item, value in numbers.known
         if not operator.holds(value, limit)
     ]
-    beyond.sort(key=lambda violation: (violation.margin is not None, violation.margin))
-    if violations := numbers.missing + beyond:
+    violating.sort(key=lambda violation: (violation.margin is not None, violation.margin))
+    if violations := numbers.missing + violating:
         return _Outcome(violations, violations[0].observed, violations[0].layer)
     if not numbers.known:
         return _fail_without_value(f"no selected {condition.item} has {condition.metric}")
@@ -295,8 +303,8 @@ def _judge_each(condition: Condition, numbers: ItemValues, before: dict[str, Ite
 def _judge_together(condition: Condition, numbers: ItemValues) -> _Outcome:
     """Judge all items together.
 
-    Items that are identical on both sides would flatter the result, so they count only if there are no others. For
-    costs (bits per item) they always count, because an identical item still has its cost.
+    Items that are identical on both sides improve the result, so they count only if there are no others. For costs
+    (bits per weight) they always count, because an identical item has a cost, too.
     """
     if numbers.missing:
         return _Outcome(numbers.missing, worst_layer=numbers.missing[0].layer)
@@ -312,14 +320,14 @@ def _judge_together(condition: Condition, numbers: ItemValues) -> _Outcome:
 def _make_violation(condition: Condition, layer: str | None, value: float, old: Item | None = None) -> Violation:
     """Return a violation; ``old`` is the same item in the baseline."""
     if isfinite(value):
-        return Violation(layer, value, _margin(condition, value), None)
-    if condition.function not in OF_BASELINE:
+        return Violation(layer, value, _compute_margin(condition, value), None)
+    if condition.function not in BASELINE_FUNCTIONS:
         return Violation(layer, None, None, f"{condition.metric} is {value}")
     was = "; it was the same on both sides in the baseline" if old and old.kind == "lossless" else ""
     return Violation(layer, None, None, f"{condition.function}({condition.metric}) is {value}{was}")
 
 
-def _margin(condition: Condition, value: float) -> float | None:
+def _compute_margin(condition: Condition, value: float) -> float | None:
     """Return the margin, or None if it is infinite."""
     margin = condition.margin(value)
     return margin if isfinite(margin) else None
@@ -339,7 +347,7 @@ def _make_gate(rule: Rule, outcome: _Outcome) -> Gate:
         skipped=outcome.skipped,
         observed=observed,
         limit=rule.condition.limit,
-        margin=None if observed is None else _margin(rule.condition, observed),
+        margin=None if observed is None else _compute_margin(rule.condition, observed),
         worst_layer=outcome.worst_layer,
         message="",
         violations=outcome.violations,
@@ -408,7 +416,7 @@ def _describe_base(gate: Gate) -> str:
 
 def format_value(rule: Rule, value: float) -> str:
     """Format a value and its margin with enough digits to show on which side of the limit the value is."""
-    return _format_beside_limit(value, rule.condition.limit, _margin(rule.condition, value))
+    return _format_beside_limit(value, rule.condition.limit, _compute_margin(rule.condition, value))
 
 
 def _format_beside_limit(value: float, limit: float, margin: float | None) -> str:

@@ -1,13 +1,13 @@
-"""Waivers: faults that their user knows, and accepts until a day, for a reason.
+"""Waivers: known faults that a user accepts until a day, for a reason.
 
 [[waive]]
 rule = "layers"                # the id of a rule that need not hold; or finding = "excess_error", the code of a finding
-layers = ["*.layers.0.*"]      # as in rules; without it, what is about the whole
+layers = ["*.layers.0.*"]      # as in rules; without layers, rules and findings about the whole are waived
 until = 2027-03-01             # the last day
 reason = "outliers, known since the first release"
 
-A waived finding becomes an info that says so; each judgement starts from the original severities, so that nothing stays
-waived by a stored result. A rule leaves the waived layers out, and its gate lists them.
+A waived finding becomes an info that names the waiver. Each judgement starts from the original severities, so waivers
+in a stored result do not persist. A rule leaves the waived layers out, and its gate lists them.
 """
 
 import os
@@ -52,7 +52,7 @@ class Waiver:
         return _today() > self.until
 
     def takes(self, layer: str | None) -> bool:
-        """Return whether it is about this layer, or, for None, about the whole."""
+        """Return whether the waiver applies to this layer, or, for None, to the whole model."""
         return not self.layers if layer is None else bool(self.layers) and LayerSelection(self.layers).takes(layer)
 
     def __str__(self) -> str:
@@ -97,15 +97,15 @@ def _make_waiver(table: dict[str, Any], where: str, rules: Sequence[str]) -> Wai
 def find_waived(waivers: Sequence[Waiver], rule: str, violations: Sequence[Violation]) -> list[Violation]:
     """Return the violations of a rule that are waived, with the waiver as their reason."""
     of_rule = [waiver for waiver in waivers if waiver.rule == rule and not waiver.is_over]
-    found = [
+    matches = [
         (violation, next((waiver for waiver in of_rule if waiver.takes(violation.layer)), None))
         for violation in violations
     ]
-    return [replace(one, reason=str(waiver)) for one, waiver in found if waiver]
+    return [replace(violation, reason=str(waiver)) for violation, waiver in matches if waiver]
 
 
 def waive_findings(document: "DocumentT", waivers: Sequence[Waiver]) -> "DocumentT":
-    """Return the document with its waived findings as infos, and all others with their own severity."""
+    """Return the document with waived findings as infos, and all others with their original severity."""
     candidates = getattr(document, "candidates", None)
     if candidates is None:
         return _waive(document, waivers)  # type: ignore[no-any-return]
@@ -115,46 +115,48 @@ def waive_findings(document: "DocumentT", waivers: Sequence[Waiver]) -> "Documen
 def _waive(judged: Any, waivers: Sequence[Waiver]) -> Any:
     """Return a result, or a candidate, with its findings after all waivers, and the reasons that follow from them."""
     before: Sequence[Finding] = getattr(judged, "findings", ())
-    after = [_waive_finding(_restore(found), waivers) for found in before]
+    after = [_waive_finding(_restore(finding), waivers) for finding in before]
     if after == list(before):
         return judged
-    if not hasattr(judged, "verdict"):  # of an inspection, rules judge the findings themselves
+    if not hasattr(judged, "verdict"):  # an inspection, whose findings the rules judge
         return replace(judged, findings=after)
-    own = [one for one in list_reasons(judged) if one.by == "result"] if judged.verdict == "inconclusive" else []
-    reasons = own + list_errors(after)
+    by_result = (
+        [reason for reason in list_reasons(judged) if reason.by == "result"] if judged.verdict == "inconclusive" else []
+    )
+    reasons = by_result + list_errors(after)
     verdict = "inconclusive" if reasons else "pass"
-    found = store_reasons(reasons or [Reason("everything selected was compared", "result")])
-    return replace(judged, findings=after, verdict=verdict, **found)
+    stored_reasons = store_reasons(reasons or [Reason("everything selected was compared", "result")])
+    return replace(judged, findings=after, verdict=verdict, **stored_reasons)
 
 
-def _waive_finding(found: Finding, waivers: Sequence[Waiver]) -> Finding:
+def _waive_finding(finding: Finding, waivers: Sequence[Waiver]) -> Finding:
     fits = (
         waiver
         for waiver in waivers
-        if waiver.finding == found.code and not waiver.is_over and waiver.takes(found.layer)
+        if waiver.finding == finding.code and not waiver.is_over and waiver.takes(finding.layer)
     )
-    waiver = None if found.severity == "info" else next(fits, None)
+    waiver = None if finding.severity == "info" else next(fits, None)
     if waiver is None:
-        return found
-    waived = Waived(found.severity, found.message, waiver.until.isoformat(), waiver.reason)
-    return replace(found, severity="info", message=f"{found.message}; {found.severity} {waiver}", waived=waived)
+        return finding
+    waived = Waived(finding.severity, finding.message, waiver.until.isoformat(), waiver.reason)
+    return replace(finding, severity="info", message=f"{finding.message}; {finding.severity} {waiver}", waived=waived)
 
 
-def _restore(found: Finding) -> Finding:
+def _restore(finding: Finding) -> Finding:
     """Return a finding as it was before a waiver."""
-    was = found.waived
-    return found if was is None else replace(found, severity=was.severity, message=was.message, waived=None)
+    was = finding.waived
+    return finding if was is None else replace(finding, severity=was.severity, message=was.message, waived=None)
 
 
 def list_notes(waivers: Sequence[Waiver], gates: Sequence[Gate], findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each waiver that has expired, or that nothing needs any more."""
+    """Return a line for each waiver that has expired, or that is no longer needed."""
     notes = []
     for waiver in waivers:
-        of = f"{waiver.place} of {display(waiver.rule or waiver.finding or '')}"
+        label = f"{waiver.place} of {display(waiver.rule or waiver.finding or '')}"
         violated = [violation.layer for gate in gates if gate.id == waiver.rule for violation in gate.waived]
-        found = [finding.layer for finding in findings if finding.code == waiver.finding and finding.waived]
+        waived_layers = [finding.layer for finding in findings if finding.code == waiver.finding and finding.waived]
         if waiver.is_over:
-            notes.append(f"{of} ended on {waiver.until}: it waives nothing")
-        elif not any(map(waiver.takes, [*violated, *found])):
-            notes.append(f"{of} is no longer needed: remove it")
+            notes.append(f"{label} ended on {waiver.until}: it waives nothing")
+        elif not any(map(waiver.takes, [*violated, *waived_layers])):
+            notes.append(f"{label} is no longer needed: remove it")
     return notes

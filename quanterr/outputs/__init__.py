@@ -1,4 +1,4 @@
-"""Outputs of all documents, by the suffix of the file that they are written to.
+"""The table of outputs, which the suffix of the file chooses.
 
 To add an output, write a module with ``write(document, file)`` and add a row here.
 """
@@ -32,13 +32,13 @@ OUTPUTS: tuple[Output, ...] = (
     Output("md", ".md", "a section for a model card", "quanterr.outputs.card"),
     Output("junit", ".xml", "JUnit XML, as CI systems show it", "quanterr.outputs.junit"),
 )
-# Plots of candidates, of results that have some.
-PICTURES = (
+# Plots of candidates, for results that have candidates.
+PICTURE_OUTPUTS = (
     Output("svg", ".svg", "a plot of candidates by error and size, for model cards", "quanterr.outputs.svg"),
     Output("png", ".png", "the same, drawn by matplotlib", "quanterr.outputs.png"),
 )
-CANDIDATE_OUTPUTS = OUTPUTS + PICTURES
+CANDIDATE_OUTPUTS = OUTPUTS + PICTURE_OUTPUTS
 # What compare --every-code shows, for programs that sign and attest.
 STATEMENT = Output("intoto", ".intoto.json", "a statement of origin, for signatures", "quanterr.documents.statement")
 # Diffs have neither lists of items to stream nor tests.
-OF_DIFFS = tuple(output for output in OUTPUTS if output.name not in ("jsonl", "junit"))
+DIFF_OUTPUTS = tuple(output for output in OUTPUTS if output.name not in ("jsonl", "junit"))

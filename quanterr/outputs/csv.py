@@ -1,7 +1,7 @@
 """Documents as CSV: one line for the document, then one per item; column ``list`` names the item's list in the JSON.
 
-All documents of a kind have the same columns. Numbers have full precision; undefined ones are nan, inf or -inf, and
-cells that do not apply are empty. Text that a spreadsheet would take for a formula gets an apostrophe before it
+All documents of the same type have the same columns. Numbers have full precision; undefined numbers are nan, inf or
+-inf, and cells that do not apply are empty. Text that a spreadsheet takes for a formula gets an apostrophe before it
 (CWE-1236).
 """
 
@@ -15,7 +15,7 @@ from quanterr.util.text import display
 
 VERDICT = "quanterr_verdict"  # a column of results with a verdict
 MAX_NAME = 4096  # characters
-NUMBERS = frozenset((float, int, type(None)))  # types that are written unchanged
+NUMBER_TYPES = frozenset((float, int, type(None)))  # types that are written unchanged
 
 # A formula character at the start, or after ";" (a possible end of a cell); spreadsheets may drop quotes and spaces
 # before it.
@@ -24,7 +24,7 @@ _ITS_CHARACTER = re.compile(r"[=+\-@＝＋－＠]")
 
 
 def write(document: Result, file: IO[str]) -> None:
-    """Write the document; every line holds the verdict, so that no excerpt lacks it."""
+    """Write the document; every line has the verdict, so that an excerpt has it, too."""
     empty: dict[str, object] = dict.fromkeys(document.listing.CSV_COLUMNS, "")
     if VERDICT in empty:
         empty[VERDICT] = getattr(document, "verdict", "")
@@ -34,11 +34,11 @@ def write(document: Result, file: IO[str]) -> None:
         cells = empty | row  # in the order of the columns
         if len(cells) > len(empty):
             raise KeyError(*row.keys() - empty.keys())
-        writer.writerow([value if value.__class__ in NUMBERS else format_cell(value) for value in cells.values()])
+        writer.writerow([value if value.__class__ in NUMBER_TYPES else format_cell(value) for value in cells.values()])
 
 
 def format_cell(value: object) -> object:
-    """Return the value as it appears in a cell: lists joined, booleans in lower case, formulas disarmed."""
+    """Return the value as it appears in a cell; lists are joined, booleans in lower case, formulas made harmless."""
     if isinstance(value, str):
         return _format_text(value)
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Outputs of a run that ended without a result: its error, so that no later step takes an older result for its own."""
+"""Outputs of a run that failed: they hold the error, so that no later step takes an older result for the new one."""
 
 import html
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ WORD = "error"  # in place of a verdict
 
 
 def write_failure(target: Target, message: str, status: int) -> None:
-    """Replace the file of a target by one that holds the error; do nothing for outputs that only other programs read.
+    """Replace the file of a target by one that holds the error; do nothing for pictures, devices and pipes.
 
     Raises:
         ResourceError: the file cannot be written.

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quanterr.errors import UsageError
-from quanterr.outputs.dots import MARGIN, WIDTH, draw_dots
+from quanterr.outputs.dots import RANGE_MARGIN, WIDTH, draw_dots
 from quanterr.outputs.sections import Dots
 from quanterr.util.text import display
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIB = 2**20
-LONGEST = 48  # maximum length of a name
+MAX_NAME_LENGTH = 48  # characters
 DPI = 110
 INCHES = 6.4, 4.2
-POINTS = 72 * INCHES[0] / WIDTH  # for each pixel of outputs/dots.py
+POINTS_PER_PIXEL = 72 * INCHES[0] / WIDTH  # the pixels are those of outputs/dots.py
 
 
 def make_figure(panels: int) -> "tuple[Figure, list[Axes]]":
@@ -44,7 +44,7 @@ def _render_png(figure: "Figure") -> bytes:
 
 def escape_name(name: str) -> str:
     """Return a shortened name in which matplotlib sees no formula."""
-    return display(name, LONGEST).replace("$", r"\$")
+    return display(name, MAX_NAME_LENGTH).replace("$", r"\$")
 
 
 def name_point(
@@ -55,13 +55,13 @@ def name_point(
     is_left: bool = False,
     color: str | None = None,
 ) -> None:
-    """Write a name next to a point, ``offset`` points to the right and up; ``is_left``: it ends there."""
+    """Write a name, ``offset`` typographic points right of and above a point; with ``is_left``, it ends there."""
     ha: Any = "right" if is_left else "left"
     axes.annotate(escape_name(name), place, textcoords="offset points", xytext=offset, ha=ha, color=color)
 
 
 def plot_dots(dots: Dots | None) -> "Figure":
-    """Draw the value of each candidate over its size; those that are Pareto-optimal are joined by a line.
+    """Draw the value of each candidate over its size; a line joins Pareto-optimal candidates.
 
     Raises:
         UsageError: there are no candidates to draw.
@@ -76,11 +76,11 @@ def plot_dots(dots: Dots | None) -> "Figure":
     for dot, point in zip(dots.shown, drawing.points, strict=True):
         axes.errorbar(dot.bytes / unit, dot.value, yerr=dot.error or None, fmt="o", capsize=3)
         place, at = point.place, (dot.bytes / unit, dot.value)
-        offset = (POINTS * (place.x - point.x), POINTS * (point.y - place.y))
+        offset = (POINTS_PER_PIXEL * (place.x - point.x), POINTS_PER_PIXEL * (point.y - place.y))
         name_point(axes, point.name, at, offset, place.is_left)
     without = f"; names without {escape_name(drawing.prefix)}" if drawing.prefix else ""
     axes.set(title=f"{dots.label} over size", xlabel=f"size [{name}]{without}", ylabel=dots.label)
-    axes.margins(MARGIN)
+    axes.margins(RANGE_MARGIN)
     if len(front) > 1:
         axes.legend()
     if dots.log:

@@ -1,4 +1,4 @@
-"""Output files: their paths are checked before the work, and they are written atomically."""
+"""Output files, whose paths are checked before any work, and which are written atomically."""
 
 import errno
 import gzip
@@ -19,11 +19,11 @@ from quanterr.util.platform import give_mode, is_closed_pipe, sync_folder
 from quanterr.util.text import display
 
 STDOUT = "-"
-BEGINNING = 128  # bytes read to recognize an output of quanterr
+BEGINNING_BYTES = 128  # bytes read to recognize an output of quanterr
 DEFAULT_MODE = 0o666  # mode of a new file before the umask
 # Markers of JSON, JSON Lines and rankings; CSV; HTML; JUnit. Markdown is recognized by its comments instead, because
 # the section may be part of a user's document.
-MARKS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.", b'name="quanterr: ')
+MARKERS = (b'"quanterr.r', b"quanterr_verdict,", b"<!-- quanterr.", b'name="quanterr: ')
 
 
 class Target(NamedTuple):
@@ -125,10 +125,10 @@ def _check_place(path: Path, where: str, inputs: list[str]) -> None:
 def _is_output(path: Path) -> bool:
     """Return True if quanterr wrote the whole file: outputs start with a marker."""
     with path.open("rb") as file:
-        beginning = file.read(BEGINNING)
+        beginning = file.read(BEGINNING_BYTES)
     if beginning.lstrip().startswith(BEGIN.encode()):
         return path.read_bytes().rstrip().endswith(END.encode())
-    return any(mark in beginning for mark in MARKS)
+    return any(mark in beginning for mark in MARKERS)
 
 
 def _is_packed(path: str) -> bool:
@@ -141,14 +141,14 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
 
 
-def write_output(found: object, target: Target, option: str = "--output-report", /, **more: object) -> None:
+def write_output(result: object, target: Target, option: str = "--output-report", /, **more: object) -> None:
     """Write a result to a target; ``more`` are keywords for the output's ``write``.
 
     Raises:
         ResourceError: as :func:`open_target`.
     """
     with open_target(target, option) as file:
-        target.output.write(found, file, **more)
+        target.output.write(result, file, **more)
 
 
 @contextmanager
@@ -206,12 +206,12 @@ def open_replacement(path: str, option: str) -> Iterator[IO[bytes]]:
 
 
 def update_section(
-    given: str, found: object, output: Output, append: bool = False, finish: Callable[[str, str], str] | None = None
+    given: str, document: object, output: Output, append: bool = False, finish: Callable[[str, str], str] | None = None
 ) -> None:
     """Put a section into a Markdown file, between its two comments; with ``append``, at the end if there are none.
 
-    ``output`` renders the section from the document ``found``. ``finish`` changes the whole text;
-    it also gets the name of the file, for errors.
+    ``output`` renders the section from ``document``. ``finish`` changes the whole text, given it and the name of the
+    file, for errors.
 
     Raises:
         UsageError: the file is missing, is not UTF-8, or does not have exactly one pair of comments.
@@ -227,7 +227,7 @@ def update_section(
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{where}: {reason}") from error
     section = io.StringIO()
-    output.write(found, section)
+    output.write(document, section)
     made = replace_section(text, section.getvalue(), where, append)
     if finish is not None:
         made = finish(made, where)

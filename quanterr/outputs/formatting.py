@@ -1,4 +1,4 @@
-"""Helpers that all outputs share: numbers as text, and the results of gates in words."""
+"""Functions that format numbers, findings and the results of gates for all outputs."""
 
 from collections.abc import Iterable, Sequence
 from math import floor, log10
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from quanterr.metrics.scores import Score
 
 UNDEFINED = "undefined"
-MOST_PLACES = 7  # after the point; smaller numbers have an exponent
-LONG = 2000  # maximum length of a sentence
+MAX_PLACES = 7  # after the point; smaller numbers have an exponent
+MAX_SENTENCE_LENGTH = 2000  # maximum length of a sentence, in characters
 
 
 def format_db(value: float | None, unit: str = "") -> str:
@@ -62,7 +62,7 @@ def format_in_units(score: "Score", value: float, error: float | None = None, di
 def format_measured(value: float, error: float, sign: str = "") -> str:
     """Format a value with its standard error, both to the second digit of the error, such as "0.0123 ± 0.0012"."""
     places = 1 - floor(log10(error))
-    if 0 <= places <= MOST_PLACES:
+    if 0 <= places <= MAX_PLACES:
         return f"{value:{sign}.{places}f} ± {error:.{places}f}"
     known = max(places + 1 + floor(log10(abs(value))), 1) if value else 1
     return f"{value:{sign}.{known}g} ± {error:.2g}"
@@ -78,7 +78,7 @@ def format_observed(value: float | None, limit: float | None = None) -> str:
     return UNDEFINED if value is None else format_decisive(value, limit)
 
 
-DOUBTS = (
+DOUBT_CODES = (
     "identical",
     "swapped_sides",
     "lossless_codes",
@@ -93,22 +93,22 @@ def list_doubts(verdict: str, findings: Iterable["Finding"]) -> list[str]:
     """Return messages of findings that question the comparison, unless the verdict is already inconclusive."""
     if verdict == "inconclusive":
         return []
-    questions = (finding.message for finding in findings if finding.code in DOUBTS and finding.severity != "info")
+    questions = (finding.message for finding in findings if finding.code in DOUBT_CODES and finding.severity != "info")
     return list(dict.fromkeys(questions))
 
 
-def format_doubts(found: Sequence[str]) -> str:
+def format_doubts(doubts: Sequence[str]) -> str:
     """Return the doubts as a suffix of a verdict, such as ", but: the arguments may be swapped"."""
-    return f", but: {'; '.join(map(sentence, found))}" if found else ""
+    return f", but: {'; '.join(map(sentence, doubts))}" if doubts else ""
 
 
-def format_answer(word: str, found: Sequence[str], words: str) -> str:
+def format_answer(word: str, doubts: Sequence[str], conclusion: str) -> str:
     """Return a verdict with its doubts and conclusion, such as "compared: …"."""
-    return f"{word}{format_doubts(found)}{'; ' if found else ': '}{words}"
+    return f"{word}{format_doubts(doubts)}{'; ' if doubts else ': '}{conclusion}"
 
 
 def describe_gate(gate: Gate) -> tuple[str, str]:
-    """Return in words whether a gate holds, and the tone: pass, warning or fail."""
+    """Return whether a gate holds as a text, and the tone of the text: pass, warning or fail."""
     if gate.status == "pass":
         return "holds", "pass"
     if gate.is_unjudged:
@@ -124,7 +124,7 @@ def has_only_numbers(gate: Gate) -> bool:
 
 
 def describe_violation(violation: Violation, limit: float | None = None) -> str:
-    """Describe where a gate does not hold and by how much; names ``limit`` if given."""
+    """Describe where a gate does not hold and by how much, with ``limit`` if it is given."""
     where = "the whole" if violation.layer is None else display(violation.layer)
     if violation.observed is None:
         return f"{where}: {sentence(violation.reason or UNDEFINED)}"
@@ -135,13 +135,16 @@ def describe_violation(violation: Violation, limit: float | None = None) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text of a document, escaped and cut to ``LONG`` characters."""
-    return display(text, LONG)
+    """Return a text of a document, escaped and cut to ``MAX_SENTENCE_LENGTH`` characters."""
+    return display(text, MAX_SENTENCE_LENGTH)
 
 
 def say_once(reasons: Sequence[str]) -> list[str]:
-    """Return the reasons of a verdict. Where a reason ends with an earlier one, "as above" replaces that ending."""
+    """Return the reasons of a verdict; if a reason ends with an earlier reason, "as above" replaces that ending."""
     return [
-        next((f"{reason.removesuffix(one)}as above" for one in reasons[:n] if reason.endswith(f" {one}")), reason)
+        next(
+            (f"{reason.removesuffix(old)}as above" for old in reasons[:n] if reason.endswith(f" {old}")),
+            reason,
+        )
         for n, reason in enumerate(reasons)
     ]

@@ -1,7 +1,7 @@
 """Documents as JSON Lines, for streaming, DuckDB and pandas: first the document, then its items, one per line.
 
-Every line has ``record``: the kind of the document in the first line, the kind of the item in all others. ``records``
-in the first line counts the items of each kind that follow, which reveals a truncated file.
+Every line has ``record``: the type of the document in the first line, the type of the item in all others. ``records``
+in the first line has the number of items of each type, so that readers notice a truncated file.
 """
 
 from typing import IO

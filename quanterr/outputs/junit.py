@@ -1,8 +1,8 @@
 """Documents as JUnit XML, for Jenkins, GitLab, Azure and CircleCI.
 
-A comparison or candidate is a suite. It has a test for whether the result is reliable and a test for each gate, which
-fails if the gate does not hold, and is an error if it could not be judged. :func:`display` escapes all characters that
-XML cannot hold.
+A comparison or candidate is a suite. It has a test that the result is reliable and a test for each gate, which fails if
+the gate does not hold, and is an error if it could not be judged. :func:`display` escapes all characters that XML
+cannot represent.
 """
 
 import re
@@ -13,11 +13,17 @@ from xml.etree.ElementTree import Element, SubElement
 
 from quanterr.documents.document import Document
 from quanterr.documents.gate_results import Gate
-from quanterr.outputs.formatting import LONG, describe_gate, describe_violation, format_observed, sentence
+from quanterr.outputs.formatting import (
+    MAX_SENTENCE_LENGTH,
+    describe_gate,
+    describe_violation,
+    format_observed,
+    sentence,
+)
 from quanterr.outputs.sections import Suite
 from quanterr.util.text import display, format_exact
 
-LIMIT = re.compile(r"\s*(<=|>=|==|!=|<|>)[^<>=]*$")  # the end of a condition
+CONDITION_END = re.compile(r"\s*(<=|>=|==|!=|<|>)[^<>=]*$")  # the end of a condition
 MAX_VIOLATIONS = 100  # violations shown for each gate
 
 
@@ -29,8 +35,8 @@ def write(document: Document, file: IO[str]) -> None:
     root = Element("testsuites", name=f"quanterr: {verdict}" if verdict else "quanterr")
     for suite in suites:
         cases = suite.findall("testcase")
-        for what, kind in (("errors", "error"), ("failures", "failure"), ("skipped", "skipped")):
-            suite.set(what, str(sum(case.find(kind) is not None for case in cases)))
+        for what, tag in (("errors", "error"), ("failures", "failure"), ("skipped", "skipped")):
+            suite.set(what, str(sum(case.find(tag) is not None for case in cases)))
         suite.set("tests", str(len(cases)))
         suite.set("time", f"{seconds if suite is suites[0] else 0:.3f}")
     for what in ("tests", "failures", "errors"):
@@ -58,16 +64,16 @@ def _render_suite(suite: Suite, started: str) -> Element:
 
 
 def _name_gate(gate: Gate) -> str:
-    """Return the id of a rule; of a condition without an id, the condition without its limit, which may change."""
-    return display(gate.id) if gate.id != gate.require else sentence(LIMIT.sub("", gate.require))
+    """Return the id of a rule, or its condition without the limit, so that a test keeps its name if limits change."""
+    return display(gate.id) if gate.id != gate.require else sentence(CONDITION_END.sub("", gate.require))
 
 
 def _add_gate(suite: Element, gate: Gate, name: str) -> None:
-    """Add a test for a gate; a violated gate of severity ``warn`` passes, with a note in its log."""
+    """Add a test for a gate; if a gate of severity ``warn`` is violated, the test passes, with a note in its log."""
     case = _add_case(suite, "gates", name)
     if gate.status == "fail" and gate.severity == "error":
-        kind = "error" if gate.is_unjudged else "failure"
-        _add_problem(case, kind, sentence(gate.message), _format_violations(gate))
+        problem = "error" if gate.is_unjudged else "failure"
+        _add_problem(case, problem, sentence(gate.message), _format_violations(gate))
     elif gate.status == "fail":
         warning = f"{describe_gate(gate)[0]}: {sentence(gate.message)}"
         SubElement(case, "system-err").text = f"{warning}\n{_format_violations(gate)}"
@@ -88,5 +94,5 @@ def _add_case(suite: Element, group: str, name: str) -> Element:
     return SubElement(suite, "testcase", classname=group, name=name, time="0")
 
 
-def _add_problem(case: Element, kind: str, message: str, text: str) -> None:
-    SubElement(case, kind, message=display(message, LONG), type=kind).text = text
+def _add_problem(case: Element, problem: str, message: str, text: str) -> None:
+    SubElement(case, problem, message=display(message, MAX_SENTENCE_LENGTH), type=problem).text = text

@@ -35,7 +35,7 @@ def format_prose(text: str) -> str:
     )
 
 
-def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
+def format_table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
     """Yield the lines of a table whose cells are Markdown."""
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
@@ -43,15 +43,15 @@ def table(heads: list[str], rows: Iterable[list[str]]) -> Iterator[str]:
 
 
 def shorten_path(path: str) -> str:
-    """Return a path fit for publishing: the bare name for a path from the root, from ``~`` or upwards."""
+    """Return a path that may be published: the file name alone if it is absolute or begins with ``~`` or a dot."""
     return os.path.basename(path.rstrip("/")) if os.path.isabs(path) or path.startswith(("~", "../", "./")) else path
 
 
 def replace_section(text: str, section: str, where: str, append: bool = False) -> str:
-    """Return a document with a section in the place of the one with the same heading, or of two comments alone.
+    """Return a document in which a section replaces the section with the same heading, or two comments without text.
 
-    A document that has sections of other kinds gets the new one after them. ``append`` adds it at the end of a document
-    that has no comments.
+    If a document has only sections with other headings, the new section follows them. ``append`` adds it at the end of
+    a document that has no comments.
 
     Raises:
         UsageError: there are no comments, or they are not pairs, each comment on its own line.
@@ -73,9 +73,9 @@ def replace_section(text: str, section: str, where: str, append: bool = False) -
         raise UsageError(f"{where}: needs {BEGIN} and {END} in pairs, each on its own line; it has {description}")
     places = [(marks[n][0], marks[n + 1][0]) for n in range(0, len(marks), 2)]
     headings = [_find_heading(lines[first + 1 : last]) for first, last in places]
-    own = _find_heading(section.splitlines())
-    place = next((n for wanted in (own, "") for n, heading in enumerate(headings) if heading == wanted), None)
-    if place is None:  # sections of other kinds
+    new_heading = _find_heading(section.splitlines())
+    place = next((n for wanted in (new_heading, "") for n, heading in enumerate(headings) if heading == wanted), None)
+    if place is None:  # all sections have other headings
         last = places[-1][1]
         ends = "" if lines[last].endswith("\n") else newline
         return "".join(lines[: last + 1]) + f"{ends}{newline}{made}" + "".join(lines[last + 1 :])
@@ -85,5 +85,5 @@ def replace_section(text: str, section: str, where: str, append: bool = False) -
 
 
 def _find_heading(lines: Iterable[str]) -> str:
-    """Return the first heading, which tells the kind of a section; empty if there is none."""
+    """Return the first heading, by which a section is recognized; empty if there is none."""
     return next((line.strip() for line in lines if line.startswith("#")), "")

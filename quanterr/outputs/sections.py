@@ -1,4 +1,4 @@
-"""Sections of a document, independent of the medium: terminal, page and Markdown render the same ones.
+"""The sections of a document, which terminal, page and Markdown render.
 
 A document describes itself by a :class:`View`. Cells and lines are plain text. A cell with text from a file or user
 is a :class:`Name`, which every renderer escapes.
@@ -69,7 +69,9 @@ class Table(NamedTuple):
     more: int = 0  # number of rows left out
     minor: int = 0  # number of rows at the end that matter little, which pages fold
     minor_because: str = ""  # such as "below 1 % of the error"
-    is_asked_for: bool = False  # model cards have these besides their first table
+    is_asked_for: bool = (
+        False  # an option of the user requests the table; model cards have it besides their first table
+    )
 
 
 class Lines(NamedTuple):
@@ -80,23 +82,25 @@ class Lines(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Findings, each with the names of its candidates in words ("" if there is only one candidate)."""
+    """Findings, each with a text that names its candidates ("" if there is only one candidate)."""
 
-    found: Sequence[tuple[str, Finding]]
+    listed: Sequence[tuple[str, Finding]]
 
 
-def merge_findings(found: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
+def merge_findings(findings: Iterable[tuple[str, Finding]], candidates: int) -> Findings:
     """Return each finding once, with the names of the candidates that share it.
 
     The names are "" if there is only one candidate, or if the message begins with them, as messages about recipes do.
     """
     names: dict[tuple[str, str, str | None, str], tuple[list[str], Finding]] = {}
-    for name, one in found:
-        names.setdefault((one.code, one.severity, one.layer, one.message), ([], one))[0].append(name)
+    for name, finding in findings:
+        names.setdefault((finding.code, finding.severity, finding.layer, finding.message), ([], finding))[0].append(
+            name
+        )
     shared = []
-    for own, one in names.values():
-        whose = name_candidates(list(dict.fromkeys(own)), candidates) if candidates > 1 else ""
-        shared.append(("" if one.message.startswith(f"{whose}: ") else whose, one))
+    for candidate_names, finding in names.values():
+        whose = name_candidates(list(dict.fromkeys(candidate_names)), candidates) if candidates > 1 else ""
+        shared.append(("" if finding.message.startswith(f"{whose}: ") else whose, finding))
     return Findings(shared)
 
 
@@ -146,7 +150,7 @@ class Shares(NamedTuple):
 
 
 class FactList(NamedTuple):
-    """Facts, each a title with a text."""
+    """Titles, each with a text."""
 
     shown: Sequence[tuple[str, str]]
 
@@ -302,13 +306,13 @@ Facts = Sequence[tuple[str, Sequence[str]]]  # titles with texts
 
 
 class View(NamedTuple):
-    """A document as readers see it."""
+    """All that the outputs show of a document."""
 
     heading: str  # heading of the Markdown section
     verdict: str | None  # pass, fail, inconclusive; None: not judged
     conclusion: str  # the result in a sentence
     reasons: Sequence[Reason]  # reasons for the verdict
-    facts: Facts  # the files, and what is known of them as a whole
+    facts: Facts  # the files, and properties of each as a whole
     sections: Sequence[Section]
     about: str  # explains what the numbers mean and leave out
     made_by: str  # program and version
@@ -316,13 +320,13 @@ class View(NamedTuple):
     done: str = ""  # word shown for a pass without gates: compared, evaluated
     doubts: Sequence[str] = ()  # messages that question the comparison itself
     summary: Sequence[str] = ()  # what a reader should know after the conclusion, the most important first
-    told: Sequence[Finding] = ()  # findings that the summary states
+    stated: Sequence[Finding] = ()  # findings that the summary states
     overview: Table | None = None  # all candidates, which a terminal shows before the summary
-    title: str = ""  # of a page: what it is about, and its number; else the answer
+    title: str = ""  # title of the page, with its subject and main number; by default the answer
 
     @property
     def word(self) -> str | None:
-        """The verdict in one word."""
+        """The word for the verdict."""
         return self.done if self.done and self.verdict == "pass" else self.verdict
 
     @property

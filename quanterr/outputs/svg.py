@@ -16,10 +16,10 @@ def write(document: Result, file: IO[str]) -> None:
     """Write the plot of a document.
 
     Raises:
-        UsageError: it has no candidates, or none of them has a number to draw.
+        UsageError: the document has no candidates, or none of them has a number to draw.
     """
-    every = (part for section in document.view(0).sections for part in section.parts)
-    dots = next((part for part in every if isinstance(part, Dots)), None)
+    parts = (part for section in document.view(0).sections for part in section.parts)
+    dots = next((part for part in parts if isinstance(part, Dots)), None)
     if dots is None:
         raise UsageError("an SVG file plots the candidates of a ranking or an evaluation; there are none with a number")
     file.write(environment().get_template("dots.svg").render(noun=document.noun, part=dots))

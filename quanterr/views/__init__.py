@@ -53,7 +53,9 @@ def plot(document: "Document") -> "Figure":
     try:
         drawing = _import(document, "plot")
     except ModuleNotFoundError as error:
-        raise UsageError(f"plot(): there is nothing to draw: this kind of result, {document.noun}, has no figure") from error
+        raise UsageError(
+            f"plot(): there is nothing to draw: this kind of result, {document.noun}, has no figure"
+        ) from error
     return drawing.plot(document)  # type: ignore[no-any-return]
 
 
@@ -72,11 +74,11 @@ def save(result: "Result", path: str | PathLike[str]) -> None:
         ResourceError: the file cannot be written.
     """
     from quanterr.documents.diff.base import Difference
-    from quanterr.outputs import CANDIDATE_OUTPUTS, OF_DIFFS, OUTPUTS
+    from quanterr.outputs import CANDIDATE_OUTPUTS, DIFF_OUTPUTS, OUTPUTS
     from quanterr.outputs.files import check_targets, write_output
 
     outputs = CANDIDATE_OUTPUTS if hasattr(result, "candidates") else OUTPUTS
-    outputs = OF_DIFFS if isinstance(result, Difference) else outputs
+    outputs = DIFF_OUTPUTS if isinstance(result, Difference) else outputs
     for target in check_targets([fspath(path)], [], outputs=outputs, option="save()"):
         write_output(result, target, "save()")
 

@@ -16,7 +16,7 @@ import quanterr
 from quanterr.cli import completion
 from quanterr.errors import Status, UsageError
 from quanterr.kernel import library
-from quanterr.outputs.terminal import NARROWEST
+from quanterr.outputs.terminal import MIN_WIDTH
 from quanterr.planning.exports import CONSUMERS
 from quanterr.recipes import list_recipes
 
@@ -81,7 +81,7 @@ class TestTable:
         assert "SNR" in out
         if columns.isdecimal() and int(columns):
             tables = [line for line in out.splitlines() if line.startswith(("|", "+"))]
-            assert max(map(len, tables)) <= max(int(columns), NARROWEST)
+            assert max(map(len, tables)) <= max(int(columns), MIN_WIDTH)
         assert all(line.endswith(("|", "+")) for line in out.splitlines() if line.startswith(("|", "+")))
         assert "| Max |e| " in out
 

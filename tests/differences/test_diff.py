@@ -25,10 +25,10 @@ from quanterr.differences.making import diff_reports as diff
 from quanterr.documents.diff.base import SAME_DB
 from quanterr.documents.kinds import KINDS
 from quanterr.errors import Status, UsageError
-from quanterr.outputs import OF_DIFFS
+from quanterr.outputs import DIFF_OUTPUTS
 from quanterr.outputs.markdown import format_prose
 from quanterr.outputs.sections import TERMINAL
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.terminal import make_console, show
 from quanterr.views.diff.parts import format_sizes
 
 pytestmark = pytest.mark.session
@@ -184,7 +184,7 @@ class TestComparability:
 
 def lines_of(difference, top):
     file = io.StringIO()
-    show(difference.view(top), console(file))
+    show(difference.view(top), make_console(file))
     return file.getvalue().splitlines()
 
 
@@ -226,8 +226,8 @@ class TestView:
     @pytest.mark.parametrize("kind", ["report", *sample_documents.KINDS_WITH_SAMPLES])
     def test_every_output_states_the_changes(self, kind):
         difference = getattr(sample_documents, f"{kind}_diff")()
-        outputs = {output.name: io.StringIO() for output in OF_DIFFS}
-        for output in OF_DIFFS:
+        outputs = {output.name: io.StringIO() for output in DIFF_OUTPUTS}
+        for output in DIFF_OUTPUTS:
             output.write(difference, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
         changed = fields if kind == "report" else fields["candidates"][0]

@@ -107,7 +107,7 @@ def test_unjudged_gate_is_one_annotation():
 
 def test_finding_that_begins_with_its_recipe_names_it_once():
     found = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
-    shown = merge_findings([("gguf_q4_k", found), ("plan.json", replace(found, message="another"))], 2).found
+    shown = merge_findings([("gguf_q4_k", found), ("plan.json", replace(found, message="another"))], 2).listed
 
     assert ["", "plan.json"] == [name for name, _ in shown]
 

@@ -19,7 +19,7 @@ import quanterr
 from quanterr.cli import app
 from quanterr.errors import CheckpointError, Status, UsageError
 from quanterr.outputs import OUTPUTS
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.terminal import make_console, show
 
 # scikit-image 0.26.0: structural_similarity(x / 255, y / 255, gaussian_weights=True, sigma=1.5,
 # use_sample_covariance=False, data_range=1.0, channel_axis=2) of make_pair(noise, seed), by noise and seed.
@@ -361,7 +361,7 @@ def test_name_is_only_text(name):
         CHECKS[output.name](file.getvalue())
         pages[output.name] = file.getvalue()
     file = io.StringIO()
-    show(made.view(10), console(file, "never"), verbose=True)
+    show(made.view(10), make_console(file, "never"), verbose=True)
 
     check_lines(file.getvalue() + made.brief())
     tame = io.StringIO()

@@ -19,7 +19,7 @@ from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.workload import CAUSAL, Measures
 from quanterr.outputs.card import format_numbers
 from quanterr.outputs.sections import Chart
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.terminal import make_console, show
 
 pytestmark = pytest.mark.session
 
@@ -124,7 +124,7 @@ def test_token_text_is_only_text(text, tmp_path):
         CHECKS[output](rendered(evaluation, output))
     CHECKS["md"](format_numbers(evaluation))
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
-        show(evaluation.view(5), console(file), verbose=True)
+        show(evaluation.view(5), make_console(file), verbose=True)
 
     check_lines((tmp_path / "out.txt").read_text(encoding="utf-8"))
     assert page_of(rendered(evaluation, "html")) == TAME
@@ -136,7 +136,7 @@ def test_token_text_is_only_text(text, tmp_path):
 def test_every_reader_sees_positions_and_tokens(tmp_path):
     evaluation = shown("to be")
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
-        show(evaluation.view(5), console(file), verbose=True)
+        show(evaluation.view(5), make_console(file), verbose=True)
     for text in (format_numbers(evaluation), rendered(evaluation, "html"), (tmp_path / "out.txt").read_text()):
         assert "Worst tokens" in text
         assert "to be" in text

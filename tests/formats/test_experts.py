@@ -8,7 +8,7 @@ from support.making import compared, in_memory, numbers, quantized_fp8, summed, 
 from support.tolerances import FEW
 
 from quanterr.metrics.sums import Sums, as_float
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.terminal import make_console, show
 from quanterr.views.comparison.items import values
 from quanterr.views.comparison.layers import find_worst_expert, pick_worst_layers
 
@@ -80,7 +80,7 @@ class TestApart:
 
     def test_table_names_the_worst_expert(self, apart):
         to = io.StringIO()
-        show(apart.view(10), console(to), verbose=True)
+        show(apart.view(10), make_console(to), verbose=True)
 
         (row,) = [line for line in to.getvalue().splitlines() if "up_proj " in line]
         assert row.startswith(f"| {PLACE.removeprefix('model.layers.')}.2.up_proj ")

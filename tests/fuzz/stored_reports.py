@@ -24,9 +24,9 @@ from quanterr.errors import QuanterrError
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.github import format_summary, make_annotations
 from quanterr.gates.rules import PRESETS, Rule, read_rules
-from quanterr.gates.verdicts import Verdict, judge_subject, needed_metrics
+from quanterr.gates.verdicts import Verdict, judge_subject, list_needed_metrics
 from quanterr.outputs import OUTPUTS
-from quanterr.outputs.terminal import console
+from quanterr.outputs.terminal import make_console
 from quanterr.outputs.terminal import show as show_view
 
 LENIENT = ("snr_db >= 1", "min(snr_db) >= 1", "max(relative_error) <= 0.5", "global(overall_snr_db) >= 1")
@@ -94,7 +94,7 @@ def sound() -> list[Sound]:
 
 def judged(path: Any) -> Verdict:
     """Judge the report by all rules."""
-    return judge_subject(ReportValues(read_report(path, needed_metrics(rules()), judged=False)), rules())
+    return judge_subject(ReportValues(read_report(path, list_needed_metrics(rules()), judged=False)), rules())
 
 
 def holding(verdict: Verdict) -> frozenset[str]:
@@ -193,7 +193,7 @@ def check(raw: bytes) -> str:
     try:
         read = [read_report(path, LAYER_FIELDS) for _ in range(2)]
         shown = io.StringIO()
-        show_view(diff(*read, ("a", "b")).view(3), console(shown))
+        show_view(diff(*read, ("a", "b")).view(3), make_console(shown))
         for line in shown.getvalue().splitlines():
             require(line.isprintable(), f"diff: {line!a}")
         report = read_report(path)
@@ -203,7 +203,7 @@ def check(raw: bytes) -> str:
     if pick < len(OUTPUTS):
         OUTPUTS[pick].write(report, io.StringIO())
     else:
-        show_view(report.view(3), console(io.StringIO(), "never"), verbose=True)
+        show_view(report.view(3), make_console(io.StringIO(), "never"), verbose=True)
     return f"{outcome}; rendered"
 
 
@@ -299,7 +299,7 @@ def check_rules(raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         found = read_rules(path)
-        verdict = judge_subject(_values(frozenset(needed_metrics(found))), found)
+        verdict = judge_subject(_values(frozenset(list_needed_metrics(found))), found)
     except QuanterrError as error:
         return refusal(error)
     require(len(verdict.gates) == len(found), "a rule was left out")

@@ -16,7 +16,7 @@ from quanterr.documents.gate_results import exit_status, list_reasons
 from quanterr.errors import Status, UsageError
 from quanterr.gates.as_text import format_gates
 from quanterr.gates.explanation import explain_layer
-from quanterr.gates.expression import FUNCTIONS, LOADS, OF_INTERVAL, OPERATORS, parse
+from quanterr.gates.expression import FUNCTIONS, INTERVAL_FUNCTIONS, LOADS, OPERATORS, parse
 from quanterr.gates.rules import Rule
 from quanterr.gates.verdicts import judge_subject
 from quanterr.outputs import junit
@@ -81,7 +81,7 @@ class TestEveryFunction:
 
         found = {"pNN" if name in ("p25", "p5") else name for name in functions}
         # No number of a report has a standard error, and loads() is no number: test_loading_gates.py.
-        assert {row.name for row in FUNCTIONS} - OF_INTERVAL - {LOADS} == found
+        assert {row.name for row in FUNCTIONS} - INTERVAL_FUNCTIONS - {LOADS} == found
 
     @pytest.mark.parametrize(("value", "lowest", "highest"), [(k, *v) for k, v in TABLE.items()])
     def test_rule_holds_up_to_its_limit_and_not_a_digit_beyond(self, value, lowest, highest):

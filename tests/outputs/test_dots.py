@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from support.sample_documents import evaluation, inspection, ranking
 
 from quanterr.errors import UsageError
-from quanterr.outputs import PICTURES
-from quanterr.outputs.dots import BOTTOM, HEIGHT, LEFT, LETTER, LINE, RIGHT, TOP, WIDTH, draw_dots
+from quanterr.outputs import PICTURE_OUTPUTS
+from quanterr.outputs.dots import BOTTOM, HEIGHT, LEFT, LETTER_WIDTH, LINE_HEIGHT, RIGHT, TOP, WIDTH, draw_dots
 from quanterr.outputs.sections import Dot, Dots
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def twelve(log=True):
 
 def svg_of(document):
     file = io.StringIO()
-    PICTURES[0].write(document, file)
+    PICTURE_OUTPUTS[0].write(document, file)
     return ElementTree.fromstring(file.getvalue())
 
 
@@ -51,9 +51,12 @@ def test_points_lie_at_their_numbers(log):
 def test_names_cover_neither_each_other_nor_points():
     boxes = []
     for p in draw_dots(twelve()).points:
-        width = LETTER * len(p.name)
+        width = LETTER_WIDTH * len(p.name)
         left = p.place.x - width if p.place.is_left else p.place.x
-        boxes += [(left, p.place.y - LINE + 3, left + width, p.place.y + 3), (p.x - 5, p.y - 5, p.x + 5, p.y + 5)]
+        boxes += [
+            (left, p.place.y - LINE_HEIGHT + 3, left + width, p.place.y + 3),
+            (p.x - 5, p.y - 5, p.x + 5, p.y + 5),
+        ]
 
     assert all(LEFT <= left and right <= WIDTH for left, _, right, _ in boxes[::2])
     for n, (left, top, right, bottom) in enumerate(boxes):
@@ -102,7 +105,7 @@ def test_svg_escapes_hostile_names():
 
 def test_svg_follows_the_theme_of_its_reader():
     file = io.StringIO()
-    PICTURES[0].write(ranking(), file)
+    PICTURE_OUTPUTS[0].write(ranking(), file)
 
     assert "@media (prefers-color-scheme: dark)" in file.getvalue()
     assert '<rect class="ground"' in file.getvalue()

@@ -203,7 +203,7 @@ class TestData:
         assert shown == round_digits(value, DIGITS)
 
     def test_worst_layers_and_those_with_findings_have_all_details(self, report, monkeypatch):
-        monkeypatch.setattr(layers_of_page, "DETAILED", 2)
+        monkeypatch.setattr(layers_of_page, "MAX_DETAILED", 2)
         named = replace(report.findings[0], layer=report.layers[-1].layer_name, severity="error")
         changed = replace(report, findings=[named], other_changes=[])
         data = layers_of_page.page_data(changed)

@@ -20,12 +20,12 @@ from quanterr.documents.base import dumps
 from quanterr.documents.comparison.model import Report
 from quanterr.documents.gate_results import Gate, Violation
 from quanterr.gates.as_text import format_gates
-from quanterr.gates.github import LEFT_OUT, format_summary, make_annotations
+from quanterr.gates.github import OMISSION, format_summary, make_annotations
 from quanterr.gates.rules import read_rules
 from quanterr.gates.verdicts import Verdict
 from quanterr.outputs import OUTPUTS
 from quanterr.outputs.files import check_targets
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.terminal import make_console, show
 from quanterr.util import strict_json
 from quanterr.util.text import display, escape_text
 
@@ -51,7 +51,7 @@ def test_name_is_only_text_in_every_output(name):
     for output, check in CHECKS.items():
         check(rendered(report, output))
     file = io.StringIO()
-    show(report.view(30), console(file, "never"), verbose=True)
+    show(report.view(30), make_console(file, "never"), verbose=True)
 
     check_lines(file.getvalue() + report.brief())
 
@@ -205,7 +205,7 @@ def test_compare_escapes_everything_hostile(hostile, compared):
     assert 4 == compared.returncode
     check_lines(compared.stdout)
     check_lines(compared.stderr, ["::error title=quanterr::"])
-    check_markdown((hostile / "summary.md").read_text().removesuffix(LEFT_OUT))
+    check_markdown((hostile / "summary.md").read_text().removesuffix(OMISSION))
     for output in OUTPUTS:
         if output.name != "html":
             CHECKS[output.name]((hostile / f"r{output.suffix}").read_text())

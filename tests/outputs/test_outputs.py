@@ -28,7 +28,7 @@ from quanterr.outputs import OUTPUTS, card, markdown
 from quanterr.outputs import csv as as_csv
 from quanterr.outputs.formatting import format_cosine
 from quanterr.outputs.sections import Column, Table
-from quanterr.outputs.terminal import console, print_table, show
+from quanterr.outputs.terminal import make_console, print_table, show
 from quanterr.util.text import display, format_decisive
 from quanterr.views.comparison import items
 from quanterr.views.parts import format_score
@@ -304,7 +304,7 @@ class TestMarkdown:
     def test_card_is_a_sentence_a_table_and_its_findings(self, report):
         """A plan has four tables and an evaluation twelve; no card has excerpts or local paths."""
         for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
-            said = card.section(document)
+            said = card.make_section(document)
             assert 1 == said.count("|---|\n")
             assert not re.search("&#(?!124;)", said)  # except for |, which would end a cell
         assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
@@ -315,7 +315,7 @@ class TestMarkdown:
         gate = f"gate min(snr_db) >= 20 does not hold: 1 of 3 layers, the worst {damage}"
         told = replace(report, verdict="inconclusive", reasons=[damage, gate], findings=[found])
 
-        for said in (card.section(told), told.brief()):
+        for said in (card.make_section(told), told.brief()):
             assert said.count("off by a factor of 4") == 1
             assert "the worst as above" in said
 
@@ -352,12 +352,12 @@ class TestMarkdown:
 
 class TestUpdating:
     def update(self, text):
-        return markdown.replace_section(text, card.section(flawless()), "README.md")
+        return markdown.replace_section(text, card.make_section(flawless()), "README.md")
 
     def test_only_text_between_the_comments_changes(self):
         made = self.update(f"# Model\n\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
 
-        assert made == f"# Model\n\n{card.section(flawless())}after\n"
+        assert made == f"# Model\n\n{card.make_section(flawless())}after\n"
 
     def test_updating_again_changes_nothing(self):
         once = self.update(f"{markdown.BEGIN}\n{markdown.END}\n")
@@ -365,9 +365,9 @@ class TestUpdating:
         assert once == self.update(once)
 
     def test_section_with_hostile_names_can_be_updated_again(self, evil):
-        text = markdown.replace_section(f"{markdown.BEGIN}\n{markdown.END}\n", card.section(evil), "README.md")
+        text = markdown.replace_section(f"{markdown.BEGIN}\n{markdown.END}\n", card.make_section(evil), "README.md")
 
-        assert card.section(flawless()) == self.update(text)
+        assert card.make_section(flawless()) == self.update(text)
 
     def test_line_endings_byte_order_mark_and_missing_last_newline_stay(self):
         made = self.update(f"\ufeff{markdown.BEGIN}\r\n{markdown.END}")
@@ -401,15 +401,15 @@ class TestUpdating:
         ],
     )
     def test_missing_comments_are_appended_on_request(self, text, before):
-        once = markdown.replace_section(text, card.section(flawless()), "README.md", append=True)
+        once = markdown.replace_section(text, card.make_section(flawless()), "README.md", append=True)
 
         assert once.startswith(before + markdown.BEGIN)
-        assert once == markdown.replace_section(once, card.section(flawless()), "README.md", append=True)
+        assert once == markdown.replace_section(once, card.make_section(flawless()), "README.md", append=True)
         assert ("\r\n" in text) == (once.count("\r\n") == once.count("\n"))
 
     def test_appending_does_not_repair_broken_comments(self):
         with pytest.raises(UsageError, match=r"README\.md: needs .*quanterr:begin"):
-            markdown.replace_section(f"{markdown.BEGIN}\n", card.section(flawless()), "README.md", append=True)
+            markdown.replace_section(f"{markdown.BEGIN}\n", card.make_section(flawless()), "README.md", append=True)
 
     def test_comments_within_a_line_are_text(self):
         with pytest.raises(UsageError, match="no comments mark the place of the report"):
@@ -493,7 +493,7 @@ class TestJunit:
 
 def test_terminal_shows_hostile_names_as_text(evil):
     file = make_snapshots.Terminal()
-    show(evil.view(30), console(file, "never"), verbose=True)
+    show(evil.view(30), make_console(file, "never"), verbose=True)
 
     assert not [c for c in file.getvalue() if not c.isprintable() and c != "\n"]
 
@@ -503,7 +503,7 @@ def test_headings_are_folded_before_a_candidate_is_dropped(monkeypatch):
     columns = [Column(name, n) for n, name in enumerate(names)]
     file = io.StringIO()
     monkeypatch.setenv("COLUMNS", "100")
-    print_table(Table("", "layer", columns, [["x" * 24, *("30.25",) * 6]]), console(file, "never"))
+    print_table(Table("", "layer", columns, [["x" * 24, *("30.25",) * 6]]), make_console(file, "never"))
 
     assert "too narrow" not in file.getvalue()
     headings = [line.split("|")[2].strip() for line in file.getvalue().splitlines() if "|" in line]

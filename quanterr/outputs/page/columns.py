@@ -1,4 +1,4 @@
-"""Layers in columns, as the scripts of a page read them, with numbers rounded to the digits shown."""
+"""Data of layers in columns, as the scripts of a page read them, with numbers rounded to the digits shown."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ DIGITS = ".4g"  # significant digits of a number in a column
 MORE_DIGITS = ".5g"  # significant digits in the details
 SHARE_DIGITS = ".3g"
 DB_PLACES = 2
-DETAILED = 3000  # number of layers with details
+MAX_DETAILED = 3000  # maximum number of layers with details
 
 SAME = "="  # in place of a number: the layer equals the original
 
@@ -25,20 +25,20 @@ _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)")
 
 def make_columns(rows: Iterable[Row]) -> JsonObject:
     """Return rows as columns."""
-    every = list(rows)
-    first = every[0] if every else Row("", DIFFERS, {}, {})
+    all_rows = list(rows)
+    first = all_rows[0] if all_rows else Row("", DIFFERS, {}, {})
     return pack_columns(
-        [row.name for row in every],
-        [row.status for row in every],
-        {key: [row.words[key] for row in every] for key in first.words},
-        {key: [row.numbers[key] for row in every] for key in first.numbers},
+        [row.name for row in all_rows],
+        [row.status for row in all_rows],
+        {key: [row.words[key] for row in all_rows] for key in first.words},
+        {key: [row.numbers[key] for row in all_rows] for key in first.numbers},
     )
 
 
 def pack_columns(
     names: Sequence[str], statuses: Sequence[int], words: Mapping[str, Iterable[str | None]], numbers: JsonObject
 ) -> JsonObject:
-    """Return columns for the scripts. Each name is stored as a pattern and the numbers in it."""
+    """Return columns for the scripts; each name is stored as a pattern and the numbers in it."""
     split = [_NUMBER.split(display(name)) for name in names]  # text and numbers, alternating
     places = [place_of(name) for name in names]
     patterns, distinct = _number_words("\0".join(name[::2]) for name in split)

@@ -1,6 +1,6 @@
 """The environment of all templates, with the filters and functions that they call.
 
-Names may be hostile: templates escape every text except the page's own style and script, and what this module marks as
+Names may be hostile, so templates escape every text except the page's style and script, and what this module marks as
 HTML.
 """
 
@@ -19,7 +19,7 @@ from quanterr.documents.finding_codes import CODES
 from quanterr.documents.gate_results import Gate
 from quanterr.outputs import dots
 from quanterr.outputs.formatting import (
-    LONG,
+    MAX_SENTENCE_LENGTH,
     describe_gate,
     describe_violation,
     format_doubts,
@@ -62,8 +62,12 @@ def environment() -> Environment:
     filters = (cell, count, display, fact, link_names, sentence, size)
     functions = (describe_gate, describe_violation, draw_chart, dots.draw_dots, fold, format_doubts, format_exact,
                  format_observed, has_only_numbers, kind_of, order_findings, title_of, zip)  # fmt: skip
-    made.filters |= {one.__name__: one for one in filters} | {"thousands": "{:,}".format}
-    made.globals |= {one.__name__: one for one in functions} | {"CODES": CODES, "LONG": LONG} | CONSTANTS
+    made.filters |= {function.__name__: function for function in filters} | {"thousands": "{:,}".format}
+    made.globals |= (
+        {function.__name__: function for function in functions}
+        | {"CODES": CODES, "MAX_SENTENCE_LENGTH": MAX_SENTENCE_LENGTH}
+        | CONSTANTS
+    )
     return made
 
 
@@ -84,8 +88,8 @@ def link_names(text: str, names: Iterable[str | None]) -> Markup:
     shown = sorted({display(name) for name in names if name is not None}, key=len, reverse=True)
     if not shown:
         return escape(text)
-    pieces = re.split(f"({'|'.join(map(re.escape, shown))})", text)
-    return Markup("").join(link_layer(piece) if n % 2 else piece for n, piece in enumerate(pieces))
+    fragments = re.split(f"({'|'.join(map(re.escape, shown))})", text)
+    return Markup("").join(link_layer(fragment) if n % 2 else fragment for n, fragment in enumerate(fragments))
 
 
 def cell(text: str) -> str:
@@ -97,12 +101,12 @@ def cell(text: str) -> str:
 
 
 def fact(text: str) -> str:
-    """Return a text about a file; a page that is published does not show in which folder the file was."""
+    """Return a text about a file without the file's folder, as pages may be published."""
     return cell(Name(shorten_path(text)) if isinstance(text, Name) else text)
 
 
 class Folded(NamedTuple):
-    """A table as a page shows it: headings, which state whether a column has numbers, and shown and folded rows."""
+    """A table as a page shows it: headings, each with whether its column has numbers, shown rows and folded rows."""
 
     kind: str
     heads: list[tuple[str, bool]]
@@ -111,14 +115,14 @@ class Folded(NamedTuple):
     summary: str  # summary of the folded rows
 
 
-def fold(one: Table) -> Folded:
-    """Return a table without the columns that only terminals draw; minor rows, and most of a long table, are folded."""
-    kept = [n for n, column in enumerate(one.columns) if not column.legend]
-    heads = [(one.first, False), *((one.columns[n].header, one.columns[n].right) for n in kept)]
-    rows = [[cell(row[0]), *(cell(row[n + 1]) for n in kept)] for row in one.rows]
+def fold(table: Table) -> Folded:
+    """Return a table without the columns that only terminals draw, with minor rows and most of a long table folded."""
+    kept = [n for n, column in enumerate(table.columns) if not column.legend]
+    heads = [(table.first, False), *((table.columns[n].header, table.columns[n].right) for n in kept)]
+    rows = [[cell(row[0]), *(cell(row[n + 1]) for n in kept)] for row in table.rows]
     has_numbers = any(is_number for _, is_number in heads)
-    major = len(rows) - one.minor
-    summary = f"{count(one.minor, 'row')} {one.minor_because}"
+    major = len(rows) - table.minor
+    summary = f"{count(table.minor, 'row')} {table.minor_because}"
     if major > MANY_ROWS:
         major = FIRST_ROWS
         summary = f"{count(len(rows) - major, 'more row')}"
@@ -127,7 +131,7 @@ def fold(one: Table) -> Folded:
 
 def order_findings(findings: Findings) -> list[tuple[str, Finding]]:
     """Return the findings, the most severe first."""
-    return sorted(findings.found, key=lambda one: one[1].rank)
+    return sorted(findings.listed, key=lambda named: named[1].rank)
 
 
 def title_of(name: str, gate: Gate) -> str:

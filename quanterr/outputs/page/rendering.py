@@ -1,4 +1,4 @@
-"""Views as HTML pages: a self-contained file that works offline; scripts draw the maps and the table of all layers."""
+"""Views as HTML pages that work offline; their scripts draw the maps and the table of all layers."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from quanterr.documents.document import Result
-from quanterr.outputs.page.columns import DETAILED, make_columns
+from quanterr.outputs.page.columns import MAX_DETAILED, make_columns
 from quanterr.outputs.page.environment import MAX_LISTED, environment
 from quanterr.outputs.sections import PAGE, Findings, Maps, PageScripts, Section, Table, View
 from quanterr.util.strict_json import JsonObject
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 LAYER_SCRIPTS = ("data", "dom", "address", "metrics", "scale", "map", "table", "filters", "drawer")
 MAP_SCRIPTS = ("front", "layers")  # for documents whose data define the metrics of map and table
 TOP = 50  # layers in tables of the page itself
-FRONT = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
+FRONT_KEYS = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
 
 def write(document: Result, file: IO[str], view: View | None = None, next_step: str = "") -> None:
@@ -27,7 +27,7 @@ def write(document: Result, file: IO[str], view: View | None = None, next_step: 
     view = view or document.view(TOP)
     sections = [section for section in view.sections if PAGE in section.media]
     scripts, data = _pick_scripts(view.maps)
-    style, script = _read("style.css"), "\n".join(_read(f"scripts/{name}.js") for name in scripts)
+    style, script = _read_file("style.css"), "\n".join(_read_file(f"scripts/{name}.js") for name in scripts)
     linked = list(_list_named_layers(sections))[:MAX_LISTED] if view.maps else []  # maps come with details to link
     template = environment().get_template("page.html")
     packed = zlib.compress(json.dumps(data, allow_nan=False, separators=(",", ":")).encode(), 6)
@@ -41,18 +41,18 @@ def write(document: Result, file: IO[str], view: View | None = None, next_step: 
         next_step=next_step,
         style=style,
         script=script,
-        hash_of=_hash,
+        hash_of=_compute_hash,
         data=base64.b64encode(packed).decode(),
     )
     file.write(page)
 
 
-def _read(name: str) -> str:
+def _read_file(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
-    """Return the hash by which the page's policy knows a style or script."""
+def _compute_hash(text: str) -> str:
+    """Return the hash by which the page's content security policy allows a style or script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -66,11 +66,11 @@ def _pick_tone(view: View) -> str:
 def _list_named_layers(sections: Sequence[Section]) -> Iterator[str]:
     """Yield the layers that findings and tables of problems name."""
     for section in sections:
-        for one in section.parts:
-            if isinstance(one, Findings):
-                yield from (found.layer for _, found in one.found if found.layer is not None)
-            elif isinstance(one, Table) and section.is_problem:
-                yield from (row[0] for row in one.rows)
+        for part in section.parts:
+            if isinstance(part, Findings):
+                yield from (finding.layer for _, finding in part.listed if finding.layer is not None)
+            elif isinstance(part, Table) and section.is_problem:
+                yield from (row[0] for row in part.rows)
 
 
 def _pick_scripts(maps: Maps | PageScripts | None) -> tuple[Sequence[str], JsonObject]:
@@ -79,15 +79,15 @@ def _pick_scripts(maps: Maps | PageScripts | None) -> tuple[Sequence[str], JsonO
         return (), {}
     if isinstance(maps, PageScripts):
         return (*LAYER_SCRIPTS, *maps.scripts), maps.data()
-    return (*LAYER_SCRIPTS, *MAP_SCRIPTS), _data(maps)
+    return (*LAYER_SCRIPTS, *MAP_SCRIPTS), _make_data(maps)
 
 
-def _data(maps: Maps) -> JsonObject:
+def _make_data(maps: Maps) -> JsonObject:
     """Return the data that the scripts show, with the details of the first layers."""
     columns = make_columns(maps.rows())
     details = None
     if maps.details:
-        detailed = min(len(columns["columns"]["status"]), DETAILED)
+        detailed = min(len(columns["columns"]["status"]), MAX_DETAILED)
         rows = [maps.details.of(n) for n in range(detailed)]
         details = {"title": maps.details.title, "heads": maps.details.heads, "rows": rows}
     return {
@@ -96,6 +96,6 @@ def _data(maps: Maps) -> JsonObject:
         "titles": dict(maps.words),
         "order": maps.order,
         "colour": maps.colour,
-        "front": [dict(zip(FRONT, point, strict=True)) for point in maps.front],
+        "front": [dict(zip(FRONT_KEYS, point, strict=True)) for point in maps.front],
         "details": details,
     }

@@ -11,7 +11,7 @@ from typing import IO
 
 from quanterr.documents.plan.model import ORIGINAL, Plan, PlannedLayer
 from quanterr.errors import UsageError
-from quanterr.outputs.formatting import LONG
+from quanterr.outputs.formatting import MAX_SENTENCE_LENGTH
 from quanterr.planning.exports import (
     bitsandbytes,
     convert_to_quant,
@@ -85,7 +85,7 @@ def write(plan: Plan, file: IO[str], program: str) -> None:
     text = export_plan(plan, program)
     if command := export_command(plan, program):
         text = f"cat > {CONSUMERS[program].file} <<'{END_MARK}'\n{text}{END_MARK}\n{command}\n"
-    planned_by = display(shlex.join(plan.run.command), LONG)
+    planned_by = display(shlex.join(plan.run.command), MAX_SENTENCE_LENGTH)
     file.write(f"#!/bin/sh\n# Quantizes as planned by {planned_by}\nset -e\n{text}")
 
 

@@ -27,10 +27,10 @@ from quanterr.outputs.formatting import sentence
 from quanterr.outputs.page.columns import (
     CHANGED,
     DB_PLACES,
-    DETAILED,
     DIFFERS,
     DIGITS,
     IDENTICAL,
+    MAX_DETAILED,
     MORE_DIGITS,
     NOT_COMPARED,
     SHARE_DIGITS,
@@ -184,7 +184,7 @@ def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     """Return every field of the worst layers and of layers with a finding."""
     named = {found.layer for found in pick_findings(report)}
     measured = report.layers + report.other_changes
-    worst = sort_layers(report.layers)[:DETAILED] + sort_layers(report.other_changes)[: DETAILED // 10]
+    worst = sort_layers(report.layers)[:MAX_DETAILED] + sort_layers(report.other_changes)[: MAX_DETAILED // 10]
     kept = {layer.layer_name: layer for layer in worst}
     kept |= {layer.layer_name: layer for layer in measured if layer.layer_name in named}
     keys = measured[0].__struct_fields__ if measured else ()

@@ -11,7 +11,7 @@ from quanterr.documents.gate_results import list_reasons
 from quanterr.documents.ranking.model import Candidate, Choice, Gain, RankedLayer, Ranking, Swaps
 from quanterr.metrics.scores import Score, collect_scores
 from quanterr.outputs.formatting import (
-    LONG,
+    MAX_SENTENCE_LENGTH,
     format_answer,
     format_change,
     format_db,
@@ -361,7 +361,11 @@ def brief(ranking: Ranking) -> str:
 
 
 def _list_excluded(ranking: Ranking) -> list[str]:
-    return [f"not ranked: {display(c.name)}: {display(c.not_ranked, LONG)}" for c in ranking.candidates if c.not_ranked]
+    return [
+        f"not ranked: {display(c.name)}: {display(c.not_ranked, MAX_SENTENCE_LENGTH)}"
+        for c in ranking.candidates
+        if c.not_ranked
+    ]
 
 
 def _format_snr_of(item: Candidate | Choice) -> str:
