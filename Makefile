@@ -11,7 +11,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-slow test-all test-matrix test-triton lint types tests mutate producers loaders fuzz sanitize bench bench-evaluate bench-scale wheels docs clean
+.PHONY: help install demo test test-fast test-slow test-all test-matrix test-triton lint types tests mutate producers loaders fuzz sanitize bench bench-device bench-evaluate bench-scale wheels docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ bench: install ## weights/s of each format; speed and memory next to a plain scr
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/sweep.py
+
+bench-device: install ## weights/s and GB/s on the cores and on the accelerator of this machine, with a profile (minutes)
+	$(BIN)/python tests/bench/device.py
 
 bench-scale: install ## several processes, journals and stores beside one process and files that are here
 	$(BIN)/python tests/bench/scale.py

@@ -10,10 +10,10 @@ from quanterr.util.platform import usable_cores
 from quanterr.util.processes import this_process
 from quanterr.util.waiting import notices
 
-# G weights/s that one core compares by the compiled kernel, by its instructions: the slowest of FP8, INT8 blocks, NVFP4
-# and Q4_K against BF16.
+# G weights/s of BF16 and FP8 that one core compares, by the instructions of the compiled kernel; other formats take up
+# to 1.7 times as long.
 CORE_RATES = {"base": 0.3, "avx2": 0.4, "avx512": 0.5}
-# G weights/s that an accelerator compares, by a part of its name. Files were in memory.
+# The same of an accelerator, by a part of its name; files were in memory.
 ACCELERATOR_RATES = {"H200": 1.6}
 
 
