@@ -21,7 +21,7 @@ from torch import Tensor
 
 import quanterr
 from quanterr.documents.comparison.model import Report
-from quanterr.outputs.terminal import console, show
+from quanterr.outputs.terminal import make_console, show
 
 LAYERS = 5
 HIDDEN = 320  # not a multiple of the block: the last blocks are partial
@@ -107,7 +107,7 @@ def run(folder: Path) -> bool:
         print(f"\n{quantized}\n")
         good &= check(report, compute_snr_db(original, quantized))
         print()
-        show(report.view(5), console(sys.stdout))
+        show(report.view(5), make_console(sys.stdout))
     print(f"\n{'every number is as known' if good else 'NOT every number is as known'}")
     return good
 

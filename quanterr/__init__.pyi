@@ -219,11 +219,11 @@ def dequantize(
 ) -> Dequantized:
     """Write a checkpoint back as plain floats, in safetensors.
 
-    ``output`` is a file (``.safetensors``) or a folder, which gets shards, an index, and the other files of the model's
-    folder.
+    ``output`` is a file (``.safetensors``) or a folder, into which shards, an index, and the other files of the model's
+    folder are written.
 
-    The output appears when it is complete. Until then it is in a temporary folder next to it, where a later run with
-    the same inputs and options goes on.
+    The output appears when it is complete. Until then, it is in a temporary folder next to it, where a later run with
+    the same inputs and options continues.
 
     Keyword Args:
         like (ORIGINAL): The original: write its names, shapes, orders and dtypes. Needed for GGUF of unknown

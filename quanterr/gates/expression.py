@@ -207,7 +207,7 @@ class _Parser:
         if name == "share" and (whole := f"share({self._peek('name')})") in self._known.whole:
             self._take("name", "a class")
             self._take("bracket", ")")
-            return PLAIN, whole, None
+            return NO_FUNCTION, whole, None
         nested = self._parse_comparison(inner=True) if name == "share" else None
         metric = nested.metric if nested else self._take("name", "a metric")
         if self._peek("bracket") != ")":
