@@ -61,7 +61,7 @@ def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
 def _list_options(command: Any) -> dict[str, TyperOption]:
     """Return the options of a command that settings may have, by their long names."""
     options = (param for param in command.params if isinstance(param, TyperOption) and param.expose_value)
-    found = {next(name for name in option.opts if name.startswith("--"))[2:]: option for option in options}
+    found = {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
     return {name: option for name, option in found.items() if name not in INPUTS}
 
 

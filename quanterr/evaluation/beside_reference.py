@@ -85,7 +85,7 @@ def _check_needs_no_original(against: str | Plan | Iterable[str | Plan], chosen:
         "--against": against,
         "--draft": chosen.draft,
         "--task": chosen.tasks,
-        "--sensitivity": chosen.sensitivity,
+        "--sensitivity-out": chosen.sensitivity,
         "--swap": chosen.swap,
         "--swap-blocks": chosen.swap_blocks,
         "--importance-out": chosen.importance_out,

@@ -94,7 +94,7 @@ class Prepared(NamedTuple):
         """
         plain = [text.chunks.given for text in self.texts if text.chunks.scored is None]
         if not plain:
-            raise UsageError("--sensitivity, --importance-out: need a text, with --text or --tokens")
+            raise UsageError("--sensitivity-out, --importance-out: need a text, with --text or --tokens")
         order = sorted((n, k) for k, given in enumerate(plain) for n in range(len(given)))
         return torch.stack([plain[k][n] for n, k in order])
 
@@ -134,7 +134,7 @@ def prepare(chosen: EvaluateOptions, original: Checkpoint) -> Prepared:
         architecture = building.Architecture(config, dtype, device)
         _check_texts(chosen, architecture)
         if chosen.chat and not chosen.text and (chosen.sensitivity is not None or chosen.importance_out is not None):
-            raise UsageError("--sensitivity and --importance-out need a text; give one with --text or --tokens")
+            raise UsageError("--sensitivity-out and --importance-out need a text; give one with --text or --tokens")
         texts = _read_texts(chosen, folder, vocabulary, architecture.workload is TRANSCRIPTION)
         tasks = [read_task(os.fspath(path), folder) for path in chosen.tasks]
         tokenizer, decode = tokenizer_fingerprint(folder), decoder_of(folder)
@@ -150,7 +150,7 @@ def _check_texts(chosen: EvaluateOptions, architecture: building.Architecture) -
         return
     if workload is ENCODER:
         _refuse_cache(chosen, name)
-    refused = _list_text_options(chosen) | {"--sensitivity": chosen.sensitivity}
+    refused = _list_text_options(chosen) | {"--sensitivity-out": chosen.sensitivity}
     if workload is TRANSCRIPTION:
         if not refused.pop("--chat"):
             raise UsageError(f"{display(name)} hears sounds: give these and their transcripts with --chat FILE")

@@ -68,16 +68,16 @@ def parse_goal(chosen: PlanOptions) -> Goal:
     [(goal_kind, amount)] = goals
     option, limited = LIMITS.get(goal_kind, ("", None))
     if limited is not None and chosen.sensitivity is None:
-        raise UsageError(f"{option} needs --sensitivity FILE, written by quanterr evaluate --sensitivity")
+        raise UsageError(f"{option} needs --sensitivity FILE, written by quanterr evaluate --sensitivity-out")
     if chosen.verify != (chosen.text is not None):
-        raise UsageError("--verify measures a plan on a text: give both --verify and --text FILE")
+        raise UsageError("--measure measures a plan on a text: give both --measure and --text FILE")
     if chosen.verify and chosen.importance is not None:
-        raise UsageError("--verify quantizes without an importance matrix; omit --importance")
+        raise UsageError("--measure quantizes without an importance matrix; omit --importance")
     measure = _choose_measure(chosen)
     if limited not in (None, measure):
         raise UsageError(f"{option}: {display(str(chosen.sensitivity))} gives a {measure}, and no {limited}")
     if chosen.verify and measure == OUTPUT_ERROR.measure:
-        raise UsageError("--verify reads a text; quanterr evaluate --against plan.json --inputs FILE measures this")
+        raise UsageError("--measure reads a text; quanterr evaluate --against plan.json --inputs FILE measures this")
     if goal_kind == "snr" and measure != SQUARED:
         raise UsageError("--min-snr limits the squared error; omit --sensitivity and --importance")
     return Goal(cast("Kind", goal_kind), amount, measure)

@@ -39,8 +39,8 @@ COST_TOLERANCE = 1e-12  # relative, as the order in which costs are added up var
 SOURCES = {SQUARED: "original", WEIGHTED: "importance matrix", **dict.fromkeys(METRICS, "sensitivity")}
 GUESS_NOTE = (
     ": a guess, which can be worse than one format for all layers. "
-    "quanterr evaluate ORIGINAL --text FILE --sensitivity s.json measures how much each layer matters (of a denoiser: "
-    "--inputs FILE)"
+    "quanterr evaluate ORIGINAL --text FILE --sensitivity-out s.json measures how much each layer matters (of a "
+    "denoiser: --inputs FILE)"
 )
 GUESSES = {
     SQUARED: "without --sensitivity every squared error counts the same" + GUESS_NOTE,

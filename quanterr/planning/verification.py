@@ -36,7 +36,7 @@ def measure(plan: Plan, original: Checkpoint, chosen: PlanOptions) -> Measuremen
     evaluation = evaluate_candidates(original, [], [plan], options, prepare(options, KINDS["quanterr.evaluation"]))
     [candidate] = evaluation.candidates
     if candidate.scores is None or candidate.verdict == "inconclusive":
-        raise UsageError(f"--verify: {'; '.join(candidate.reasons)}")
+        raise UsageError(f"--measure: {'; '.join(candidate.reasons)}")
     return Measurement(
         kld=candidate.scores.kld_mean,
         kld_se=candidate.scores.kld_error,

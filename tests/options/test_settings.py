@@ -146,6 +146,13 @@ class TestFile:
         assert "quanterr.toml" in finished.stderr
 
 
+@pytest.mark.parametrize("name", ["measure", "verify"])
+def test_former_name_of_an_option_sets_it(project, name):
+    done = call("plan", "original", "--bits", "5", cwd=project(f"[plan]\n{name} = true\n"))
+
+    assert "--measure measures a plan on a text" in done.stderr
+
+
 class TestEnvironment:
     @pytest.mark.parametrize(
         ("variable", "meant"),

@@ -241,5 +241,5 @@ def write_sensitivity(
             {"layer_name": stored.get(name, name), **fields, "alphas": alphas[name]} for name, fields in ordered
         ],
     }
-    with open_replacement(path, "--sensitivity") as file:
+    with open_replacement(path, "--sensitivity-out") as file:
         file.write((strict_json.dumps(document, indent=1) + "\n").encode())
