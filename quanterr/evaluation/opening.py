@@ -100,5 +100,5 @@ def _quantize_as_planned(plan: Plan, path: str, original: Checkpoint) -> Checkpo
             recipes |= dict.fromkeys(names, parse_recipe(layer.recipe))
     made, left = mix_recipes(original, recipes, path)
     if left:
-        raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored so: {left[0].reason}")
+        raise UsageError(f"--against {display(path)}: {display(left[0].name)} cannot be stored: {left[0].reason}")
     return made

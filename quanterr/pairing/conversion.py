@@ -47,7 +47,7 @@ MODEL_CONFIGS = ("config.json", "params.json")  # files that describe the model
 LLAMA_CPP, MLX = "llama.cpp", "MLX expects"
 OUTPUTS_FIRST = "gpt_oss_mxfp4"  # a format whose stacks are always [experts, out, in]
 UNCHANGED_VALUES = "as in the original"
-PREDICTION_REASON = "of layers that predict further tokens, which this file leaves out"
+PREDICTION_REASON = "belongs to layers for multi-token prediction, which this file leaves out"
 
 
 class Conversion:
@@ -115,7 +115,7 @@ class Conversion:
     def explain_omission(self, name: str) -> str | None:
         """Return why a checkpoint lacks a tensor of the other one, if its converter writes that to another file."""
         if self._is_in_module(name):
-            return "of a further module of sentence-transformers, which has a file of its own"
+            return "belongs to another module of sentence-transformers, which is stored in a separate file"
         if not any(self._is_mlx):
             return None
         if reason := next((reason for pattern, reason in self._left_out if pattern.fullmatch(name)), None):

@@ -368,7 +368,7 @@ def undo_views(x: Weight, y: Weight) -> Weight:
     while isinstance(x.dequantize, partial) and is_view(x):
         undo, stored = _INVERSES.get(x.dequantize.func), x.dequantize.args[0]
         if undo is None:
-            raise FormatMismatch("it was compared in a form from which the original's cannot be restored")
+            raise FormatMismatch("it was compared in a layout from which the original's cannot be restored")
         y = reshape_weight(undo(y, *x.dequantize.args), stored.shape)
         x = stored
     return y

@@ -165,7 +165,9 @@ def _parse_encoder(base: str, flags: set[str], calibrator: Calibrator) -> Encode
         known = f"there is :{', :'.join(sorted(allowed))}" if allowed else "it has none"
         raise UsageError(f"{base}: unknown option :{display(min(flags - allowed))}; {known}")
     if not calibrates:
-        why = "ema is for the scale of a whole tensor" if calibrator.averages else "its format derives its scales"
+        why = (
+            "ema works only for the scale of a whole tensor" if calibrator.averages else "its format derives its scales"
+        )
         raise UsageError(f"{base} has no scales={calibrator.name}: {why}")
     return encoder
 

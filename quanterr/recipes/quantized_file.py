@@ -193,7 +193,7 @@ def choose_weights(original: Checkpoint, selection: LayerSelection) -> tuple[lis
         elif entry.dtype not in QUANTIZED_AS:
             left.append(SkippedWeight(name, f"stored as {entry.dtype}, not as floats"))
         elif skipped:
-            why = "norms and routers stay, embeddings and heads where no pattern names them"
+            why = "norms and routers stay unquantized, and embeddings and heads unless a pattern names them"
             left.append(SkippedWeight(name, f'"{skipped}" in its name: {why}'))
         elif not all(entry.shape):
             left.append(SkippedWeight(name, "it is empty"))

@@ -144,8 +144,8 @@ REFUSED = {
         {"transformer.x_embedder.lora_A.weight": (4, 9), "transformer.x_embedder.lora_B.weight": (32, 4)},
         r"its matrices for x_embedder.weight are \[32, 4\] · \[4, 9\], the weight is \[32, 4\]",
     ),
-    "the other half": ({"transformer.x_embedder.lora_B.weight": (4, 4)}, "has no .*lora_A.weight with it"),
-    "half of it": ({"transformer.x_embedder.lora_A.weight": (4, 4)}, "has no .*lora_B.weight with it"),
+    "the other half": ({"transformer.x_embedder.lora_B.weight": (4, 4)}, "is stored without .*lora_A.weight"),
+    "half of it": ({"transformer.x_embedder.lora_A.weight": (4, 4)}, "is stored without .*lora_B.weight"),
     "LoKr": ({"lora_unet_img_in.lokr_w1": (4, 4)}, "lokr_w1: only LoRAs of two matrices for each module"),
     "text encoders alone": ({"lora_te1_a.lora_down.weight": (4, 4)}, "adapts no module of a denoiser"),
 }  # fmt: skip

@@ -187,7 +187,7 @@ class TestRefused:
         made("SD 1.5", tmp_path / "original")
         tensors = {f"0/{name}": value for name, value in call("SD 1.5", 0).items()}
         save_file(tensors, tmp_path / "calls.sft")
-        with pytest.raises(UsageError, match="rollout: for denoisers of flow matching"):
+        with pytest.raises(UsageError, match="rollout: works only with denoisers of flow matching"):
             quanterr.evaluate(
                 tmp_path / "original", [tmp_path / "original"], inputs=tmp_path / "calls.sft", rollout=True
             )

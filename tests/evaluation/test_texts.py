@@ -154,7 +154,7 @@ class TestChat:
         [
             ("x", "line 1: not JSON"),
             ('{"role": "user"}', "line 1: no conversation"),
-            ('[{"role": "user", "content": "w1"}]', "line 1: the assistant says nothing in it"),
+            ('[{"role": "user", "content": "w1"}]', "line 1: has no message of the assistant"),
             ("", "no assistant's token is among the first 16 tokens"),
         ],
     )

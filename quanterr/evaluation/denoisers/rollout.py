@@ -114,7 +114,7 @@ def check_rollout(architecture: Architecture | Denoiser, calls: Calls) -> None:
     """
     name = architecture.config.get("_class_name") if isinstance(architecture, Denoiser) else None
     if name is None or name in PREDICT_NOISE:
-        raise UsageError("--rollout: for denoisers of flow matching, such as FLUX, SD3, Wan, Qwen-Image")
+        raise UsageError("--rollout: works only with denoisers of flow matching, such as FLUX, SD3, Wan, Qwen-Image")
     steps_of(calls)
 
 

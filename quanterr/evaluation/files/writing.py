@@ -32,7 +32,7 @@ def check_saliency(chosen: EvaluateOptions) -> Saliency:
         UsageError: the requested share is not a percentage.
     """
     if not 0 < chosen.saliency <= 100:
-        raise UsageError(f"--saliency {chosen.saliency:g}: per cent, above 0 and up to 100")
+        raise UsageError(f"--saliency {chosen.saliency:g}: give a percentage above 0 and up to 100")
     return Saliency(chosen.saliency)
 
 

@@ -347,9 +347,7 @@ def _rope(facts: Facts, partial: bool = False) -> JsonObject:
     factors = facts.numbers(FACTORS)
     if factors is not None:
         if scaling_type not in (None, "none"):
-            raise facts.refusal(
-                f"{FACTORS} is stored, and rotations are scaled as {display(str(scaling_type))} besides"
-            )
+            raise facts.refusal(f"{FACTORS} is stored, but rotations are also scaled as {display(str(scaling_type))}")
         return rope | (_find_llama3(rope["rope_theta"], factors) or _scale_each(facts, factors))
     if scaling_type == "yarn":
         given = {field: facts.get(key) for key, field in YARN.items()}

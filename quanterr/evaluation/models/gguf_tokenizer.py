@@ -208,9 +208,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
     pre = PRE_TOKENIZERS.get(str(name))
     if pre is None:
         what = "missing" if name is None else display(str(name))
-        raise ValueError(
-            f"{KEY_PREFIX}ggml.pre is {what}, and of {', '.join(PRE_TOKENIZERS)} it is known how a text is divided"
-        )
+        raise ValueError(f"{KEY_PREFIX}ggml.pre is {what}; known are {', '.join(PRE_TOKENIZERS)}")
     model: JsonObject = {
         "type": "BPE",
         "vocab": _number_tokens(vocabulary.tokens, vocabulary.types),

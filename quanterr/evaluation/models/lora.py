@@ -196,7 +196,7 @@ def _pair_matrices(tensors: Mapping[str, Tensor], where: str, scale: float | Non
             continue
         stem = name.removesuffix(pair[0]).removesuffix(pair[1])
         if missing := next((stem + end for end in pair if stem + end not in tensors), None):
-            raise UsageError(f"{where}: {display(name)} has no {display(missing)} with it")
+            raise UsageError(f"{where}: {display(name)} is stored without {display(missing)}")
         (down, up), alpha = (tensors[stem + end] for end in pair), tensors.get(stem + ALPHA)
         scale_of_module = float(alpha) / len(down) if alpha is not None else 1.0 if scale is None else scale
         for prefix in MODULE_PREFIXES:

@@ -70,7 +70,7 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
     if max([highest, *(tokens or {})]) >= min(sizes):
         raise UsageError(f"{where}: heads of {sizes[0]:,} and {sizes[1]:,} rows: one lacks tokens of the vocabulary")
     if len(kv := list(chosen.kv) or [DECLARED]) > 1:
-        raise UsageError(f"{where}: give --kv once: a draft has one row")
+        raise UsageError(f"{where}: give --kv only once, as a draft is evaluated only once")
     candidate = Candidate(
         OriginalWeights(draft, draft_architecture.device), draft, chosen.activations, kv[0], undo=False
     )

@@ -222,9 +222,7 @@ class Rounding:
         if self.cache and not self.cached:
             messages.append("keys and values were not rounded: this model does not use torch's own attention")
         elif self.cache and self._is_latent:
-            messages.append(
-                f"keys and values were rounded behind {LATENT_EXPANSION}: runtimes keep what is in front of it"
-            )
+            messages.append(f"keys and values were rounded after {LATENT_EXPANSION}, although runtimes cache its input")
         if self._several:
             entry = self._several[0]
             messages.append(

@@ -154,7 +154,7 @@ def _read_messages(line: str, where: str) -> list[JsonObject]:
     if not isinstance(messages, list) or not all(_is_message(each) for each in messages):
         raise UsageError(f"{where}: no conversation; write it as {FORM}")
     if not any(each["role"] == "assistant" for each in messages):
-        raise UsageError(f"{where}: the assistant says nothing in it, and its tokens are those that are scored")
+        raise UsageError(f"{where}: has no message of the assistant, whose tokens are scored")
     return messages
 
 

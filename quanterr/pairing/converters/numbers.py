@@ -149,6 +149,6 @@ def multiply_mamba_inputs(config: JsonFields) -> Change:
 
 def _make_mismatch(keys: str) -> FormatMismatch:
     return FormatMismatch(
-        f"its converter multiplied it by {keys} of config.json, which no config.json gives as numbers: put the "
+        f"its converter multiplied it by {keys} of config.json, and no config.json has numbers there: put the "
         "original's config.json next to its weights"
     )

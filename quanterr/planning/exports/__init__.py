@@ -56,7 +56,7 @@ def export_plan(plan: Plan, consumer: str) -> str:
         )
     if not CONSUMERS[consumer].takes_stacks and (stack := _find_quantized_stack(plan)) is not None:
         raise UsageError(
-            f"--export {consumer}: {display(stack)} is a stack of experts, for which it has no words; -l '!experts' "
+            f"--export {consumer}: {display(stack)} is a stack of experts, for which it has no option; -l '!experts' "
             "leaves these out"
         )
     return CONSUMERS[consumer].export(plan, modules)
