@@ -1,4 +1,4 @@
-"""One answer to what a configuration declares for a module, as each program matches names."""
+"""What a configuration declares for a module, by each program's way to match names."""
 
 import pytest
 

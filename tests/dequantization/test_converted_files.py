@@ -23,7 +23,7 @@ KEPT_ROWS = {
 # Findings that are right: floats that were quantized are no cast of the original's; some codes of 8 bits of this
 # conversion are off by one step.
 RIGHT, REMARKED = {"unquantized_changed"}, {"mlx-granitemoe": "group_outlier"}
-# Factors of Falcon-H1 are numbers of its config.json, and nothing else gives them.
+# Factors of Falcon-H1 are numbers that only its config.json has.
 NEEDS_CONFIG = "llama.cpp-falcon_h1"
 
 
@@ -186,14 +186,14 @@ def measure(report, left_out):
     }
 
 
-# Values of all others are checked above; in comparisons, they differ by their names only.
+# Values of all others are checked above; comparisons of them differ only by names.
 @pytest.mark.session
 @pytest.mark.parametrize("name", sorted({*TRANSFORMED, *KEPT_ROWS, *REMARKED}))
 def test_written_file_compares_as_the_converted_file_does(name, tmp_path):
     conversion, files, stored = convert(name, tmp_path)
     write_back(conversion, files, stored, tmp_path / "out")
     converted, written = (quanterr.compare(files.original, path, device="cpu") for path in (stored, tmp_path / "out"))
-    # Their SNR is another one in the form that the converter stores; the tests above compare their values.
+    # Their SNR differs if it is computed in the form that the converter stores; tests above compare their values.
     other = {*list_changed(conversion), *KEPT_ROWS.get(name, ())[:1]}
 
     assert {finding.code for finding in written.findings if finding.severity != "info"} <= {*RIGHT, REMARKED.get(name)}

@@ -51,7 +51,7 @@ def test_golden_values_without_an_original_are_written_or_refused(case, tmp_path
 
 
 def test_scales_folded_into_a_norm_stay_in_the_norm_and_its_weights(tmp_path):
-    """Both together compute as the original does; the original's weights behind the divided norm would not."""
+    """The model computes the same with both changed, but not with the original's weights after the divided norm."""
     x, s = smoothed.model(), smoothed.factors(128)
     norm = f"{smoothed.BLOCK}input_layernorm.weight"
     y = x | {norm: x[norm] / s} | {name: smoothed.int4(x[name] * s) for name in smoothed.FED}

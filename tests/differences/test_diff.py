@@ -308,6 +308,6 @@ def test_every_kind_of_document_has_a_schema_and_a_row_of_changes():
     assert kinds == list(get_args(get_args(get_type_hints(schema, include_extras=True)["kind"])[0]))
     for name, kind in KINDS.items():
         assert f"quanterr.{kind.name.lower()}" == name
-        if kind.name != "Report":  # whose diffs are of their own kind
+        if kind.name != "Report":  # whose diffs are another kind of document
             assert kind.values.CHANGES.item in kind.values.VOCABULARY.items.values()
             assert import_module(f"quanterr.views.{kind.name.lower()}.view").ITEM_WORDS.columns

@@ -52,7 +52,7 @@ def test_ggml_stores_rotated_values(name):
 
 @pytest.mark.parametrize("size", [128, 256])
 def test_keys_are_rotated_over_the_largest_power_of_two_in_a_head(size):
-    """For 128, 1/√128 is rounded, and so are sums; but that changes no code of these numbers."""
+    """For 128, 1/√128 and sums are rounded, but none of the codes of these numbers changes."""
     expected = GOLDEN[f"q4_0 rotated k {size}"]
     rounded = parse_cache("q4_0").keys(GOLDEN["x"].view_as(expected), ONE)
     norm = expected.norm(dim=-1, keepdim=True)

@@ -208,7 +208,9 @@ class TestArchitectures:
         third, _ = candidate(original, quantized_int8)
         tokens = ids(tmp_path)
         both = quanterr.evaluate(original, [second, third], tokens=tokens, context=CONTEXT)
-        alone = quanterr.evaluate(original, third, tokens=tokens, context=CONTEXT)  # a path, not its letters
+        alone = quanterr.evaluate(
+            original, third, tokens=tokens, context=CONTEXT
+        )  # a string is one path, not a sequence of characters
 
         assert ["fp8", "quantized"] == [each.name for each in both.candidates]
         assert alone.candidates[0] == both.candidates[1]
@@ -298,7 +300,7 @@ class TestOutputErrors:
 
         for ways in outcomes:
             assert pytest.approx(want, rel=FLOAT64) == ways
-        assert [0, 1, 4] == blocks  # all ways were used
+        assert [0, 1, 4] == blocks  # all ways to compute them were used
 
     def test_shares_within_a_block_add_up_to_one(self, evaluation):
         weights = evaluation.candidates[0].weights

@@ -95,7 +95,7 @@ def test_more_chunks_are_requested_where_the_error_is_large(evaluation):
 
 
 def test_quantile_error_comes_from_resampled_chunks():
-    """If all values within a chunk are equal, the error is the spread between chunks; equal chunks have none."""
+    """If all values within a chunk are equal, the error is the spread of chunks, which is zero for equal chunks."""
     made = scores.Scores({n: torch.full((8, 20), float(n % 2 + 1), dtype=torch.float64) for n in range(8)})
     alike = scores.Scores({n: torch.ones(8, 20, dtype=torch.float64) for n in range(8)})
     few = scores.Scores({n: torch.ones(8, 20, dtype=torch.float64) for n in range(7)})

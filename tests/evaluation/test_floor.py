@@ -59,7 +59,7 @@ def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_pa
 
 
 def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
-    """The error is a root: half of the tolerance of an energy."""
+    """The error is the root of an energy, so its tolerance is half as large."""
     tokens, evaluation = evaluated(tmp_path, "bert", n=6 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))

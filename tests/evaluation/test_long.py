@@ -24,7 +24,7 @@ OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}
 
 
 def in_pieces(patch, rows=5):
-    """Let a piece hold this many rows of logits for two chunks, or 7 queries of attention."""
+    """Limit a piece to this many rows of logits for two chunks, or to 7 queries of attention."""
     patch.setattr(logits, "MAX_LOGITS", 0)
     patch.setattr(logits, "PIECE_LOGITS", rows * 2 * 96)
     patch.setattr(attention, "MAX_ELEMENTS", 7 * CONTEXT)
@@ -86,7 +86,7 @@ def test_conversations_work_in_pieces(tmp_path, monkeypatch):
 
 
 def test_model_with_changed_head_inputs_runs_without_pieces(tmp_path, monkeypatch):
-    """The code after its body would change them a second time."""
+    """The code after the model's body would change the hidden states a second time."""
 
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         hidden = self.model(input_ids=input_ids, use_cache=False).last_hidden_state

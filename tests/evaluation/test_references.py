@@ -64,7 +64,7 @@ def test_candidates_beside_a_reference_keep_their_names(tmp_path):
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
-    """Its norms and its rows of q and k have another form or order, which the stored rows of the original decide."""
+    """The stored rows of the original show that norms, and rows of q and k, have other values and another order."""
     monkeypatch.setattr(references, "MAX_WHOLE_BYTES", 256)
     original, tokens = saved(kind, tmp_path / "original"), ids(tmp_path, TOKENS)
     path, _ = written(kind, original, GEMMA if kind == "gemma2" else LLAMA, tmp_path / "model.gguf")

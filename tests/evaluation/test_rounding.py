@@ -197,7 +197,7 @@ def logits(original, values, chunks, rounded=None, cache=None):
     if cache is not None:
 
         def attention(query, key, value, *args, **kwargs):
-            def kept(x, stored):  # heads may be repeated
+            def kept(x, stored):  # with repeated heads
                 scale = torch.as_tensor(stored).reshape(-1)
                 scale = scale.repeat_interleave(x.shape[1] // len(scale)).view(1, -1, 1, 1)
                 return ((x.float() / scale).clamp(-448, 448).to(E4M3).float() * scale).double()
@@ -552,7 +552,9 @@ class TestFindings:
         shared = {}
         for name in [name for name in tensors if name.endswith(".weight_global_scale")]:
             key = name.removesuffix("_global_scale")
-            of_one = max(float(values[key].abs().max()), 1.2)  # one range gives all of them one scale
+            of_one = max(
+                float(values[key].abs().max()), 1.2
+            )  # the same range for all, so that they have the same scale
             factor = torch.tensor([448 * 6 / of_one])
             shared[key] = factor / (ratio if "layers.1.self_attn.k_proj" in key else 1)
         for key, factor in shared.items():

@@ -79,7 +79,9 @@ def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
         assert torch.allclose(squares, curvature.squares, rtol=FLOAT64, atol=FLOAT64 * largest), path
         want = float((squares.mean(1) * weight.square().sum(1)).sum()) / curvatures.scored
         assert curvature.alpha(curvatures.scored) == pytest.approx(want, rel=FLOAT64), path
-        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(weight)  # it costs as much as alpha states
+        error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(
+            weight
+        )  # an error that costs what alpha predicts
         assert curvature.predict_cost(error, curvatures.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 

@@ -290,7 +290,7 @@ BY_NUMPY = {
     "predicted_output_error": lambda x, y: None,
     "effective_bits": lambda x, y: (20 * np.log10(np.linalg.norm(x) / np.linalg.norm(y - x)) - 1.76) / 6.02,
 }
-# For the fast way. A mean of signed errors is relative to their size, not to itself.
+# For the fast computation in float32. The tolerance of a mean of signed errors is relative to the size of errors.
 LOOSE = {"mean_error": {"abs": 1e-8}, "worst_rows": {"rel": 1e-6}, "mean_relative_error": {"rel": 1e-6}}
 
 

@@ -38,7 +38,7 @@ def chunks_of_a_weight(draw):
     number = st.one_of(st.floats(-2, 2, width=16), st.sampled_from(ODD))
     values = st.lists(number, min_size=rows * cols, max_size=rows * cols)
     x, y = (torch.tensor(draw(values)).float().view(rows, cols) for _ in range(2))
-    if draw(st.booleans()):  # most of the weight is the same on both sides
+    if draw(st.booleans()):  # large parts of the weight are equal on both sides
         y = torch.where(torch.rand(rows, cols, generator=torch.Generator().manual_seed(rows)) < 0.2, y, x)
     return summed_by_chunk(x, y, draw(st.integers(1, 2 * cols)), draw(st.booleans()))
 

@@ -34,7 +34,7 @@ TELLING = (
     "mlx-kimi_linear", "mlx-gemma4_moe", "mlx-falcon_h1", "mlx_vlm-qwen3_5", "mlx_vlm-smolvlm",
     "mlx_audio-wav2vec2",
 )  # fmt: skip
-# Right files with a finding that is right, too: what the converter declares, codes of 8 bits that are off by one step.
+# Correct files that have findings: what the converter declares is right, and some codes of 8 bits are off by one step.
 REMARKED = {
     "llama.cpp-dbrx": "config_mismatch",
     "llama.cpp-falcon": "config_mismatch",

@@ -1,4 +1,4 @@
-"""Golden conversions are sound: maps lead back to sources, and files made from them can be read back."""
+"""Golden conversions are correct: maps lead back to sources, and files made from them can be read back."""
 
 from collections import Counter
 from pathlib import Path

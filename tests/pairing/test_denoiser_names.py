@@ -50,7 +50,7 @@ def snr(x, y):
 
 
 def check(report, expected):
-    """Check that everything was compared, without a doubt, with the expected SNR."""
+    """Check that everything was compared, without warnings, and with the expected SNR."""
     assert ("pass", [], []) == (report.verdict, report.not_compared, report.findings)
     levels = {layer.layer_name: layer.snr_db for layer in report.layers}
     levels |= dict.fromkeys((layer.layer_name for layer in report.lossless), inf)

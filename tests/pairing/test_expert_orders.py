@@ -1,4 +1,4 @@
-"""Experts in another order, with the rows of their router: the same function; and with rows that do not agree."""
+"""Experts in another order: with reordered rows of the router, the model is the same; with other rows, it is not."""
 
 import pytest
 import torch

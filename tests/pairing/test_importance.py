@@ -43,7 +43,7 @@ def test_error_is_weighted_by_columns(tmp_path, kind, odd):
     x = numbers(48, 64).float()
     y = x + 0.01 * numbers(48, 64, seed=1).float()
     means = COLUMNS
-    if odd:  # this takes the exact way
+    if odd:  # the sums are then computed exactly
         x[3, 5] = 1e30
         y[3, 5] = 1e30
     report = layer(tmp_path, x, y, stored(tmp_path / f"m.{kind}", kind, means))
@@ -81,7 +81,7 @@ def test_each_expert_has_its_own_importance(tmp_path, single):
     assert "importance_uncovered" in {finding.code for finding in report.findings}
 
 
-@pytest.mark.parametrize("experts", [3, 4])  # with 40 rows each, the matrices of a stack divide them, or do not
+@pytest.mark.parametrize("experts", [3, 4])  # whether 40 rows can be divided among the matrices of a stack
 @pytest.mark.parametrize(
     "single", ["mlp.experts.{}.up_proj", "block_sparse_moe.experts.{}.w3"], ids=["Qwen", "Mixtral"]
 )

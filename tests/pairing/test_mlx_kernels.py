@@ -93,7 +93,7 @@ MOVED_PATCHES = {"patches.weight": (0, 2, 3, 1)}
 
 
 class TestShapesThatDoNotShowTheOrder:
-    """There are as many inputs as positions along each axis, or as many outputs as inputs."""
+    """Shapes do not show the order: there are as many inputs as positions along each axis, or as outputs."""
 
     def test_kernel_in_mlx_order_equals_the_original(self, tmp_path):
         x = LINEAR | PATCHES | CUBES
@@ -113,7 +113,7 @@ class TestShapesThatDoNotShowTheOrder:
         assert Status.INCONCLUSIVE == exit_status(report)
 
     def test_kernels_that_all_have_torch_order_are_read_so(self, tmp_path):
-        """Some models of mlx-audio turn kernels while they compute."""
+        """Some models of mlx-audio transpose kernels when they compute, so files hold torch's order."""
         x = LINEAR | PATCHES | CUBES
 
         assert x.keys() == names_of_identical(report_of(tmp_path, x, x))

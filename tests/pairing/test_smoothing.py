@@ -129,7 +129,7 @@ class TestConnectedFolds:
         """Norm → gate and up, up → down, norm → q, k and v, v → o for two heads of 64 rows."""
         x = model() | {self.NORM: torch.rand(128) + 0.5, self.GATE: numbers(96, 128, seed=9)}
         x[self.OUT] = numbers(64, 128, seed=10)
-        x[self.NORM][5] = 0  # a channel that is switched off reveals no factor
+        x[self.NORM][5] = 0  # the factor of a channel of zeros cannot be found
         norm = f"{BLOCK}input_layernorm.weight"
         s, t, u, v = (factors(n, seed) ** spread for seed, n in enumerate((128, 128, 64, 96)))
         moved = dict.fromkeys(FED[:2], s) | {self.V: s / u[:, None], self.OUT: u.repeat(2)}
@@ -251,7 +251,7 @@ def test_nearly_constant_norm_factor_is_a_fold_if_weights_compensate(tmp_path, b
 
 
 def test_noisy_norm_is_not_a_fold(tmp_path):
-    """Rounding cost these weights more than such factors would repair, so they prove nothing."""
+    """Rounding changed these weights more than such factors would, so the factors cannot be found."""
     norm = f"{BLOCK}input_layernorm.weight"
     x = model()
     noisy = x[norm] * (1 + 0.02 * torch.randn(128, generator=torch.Generator().manual_seed(1)))

@@ -1,4 +1,4 @@
-"""Each view of the original can be undone in a quantized weight that has the same form."""
+"""Each view of the original can be undone in a quantized weight of the same shape."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from quanterr.pairing.side import CheckpointSide
 from quanterr.tensors.chunks import Cut
 from quanterr.tensors.workspace import Workspace
 
-# Views that put quantized weights together, or hold one in memory: the original is never read through them.
+# Views that join quantized weights or hold one in memory, through which the original is not read.
 OF_QUANTIZED = {"_dequantize_stack", "_dequantize_joined", "_dequantize_sum", "_dequantize_held"}
 SHAPES = {
     "matrix": (48, 64),

@@ -137,7 +137,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("same_in", ["fused", "block"])
     def test_plan_meets_its_own_cost_as_a_limit(self, original, tmp_path, same_in):
-        """Added up in groups, its layers may cost more in the last digit."""
+        """If costs are added up in groups, the sum may be larger in the last digit."""
         path = sensitivity(tmp_path, {name: 0.1 * 1.3**n for n, name in enumerate(LAYERS)})
         chosen = {"to": TO, "sensitivity": path, "device": "cpu", "same_in": same_in}
         for bits in (5.5, 6.7, 7.6, 8.2):
@@ -193,7 +193,7 @@ def test_plan_estimates_nothing_from_samples(original, monkeypatch):
 
 
 class TestImportance:
-    """An importance matrix weighs errors where no sensitivity gives their cost, and it decides scales."""
+    """An importance matrix weights errors if there is no sensitivity, and affects scales in both cases."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -479,7 +479,7 @@ class TestExports:
             (tmp_path / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@" > called\n')
             (tmp_path / name).chmod(0o755)
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        subprocess.run(["sh", "plan.sh"], cwd=tmp_path, env=environment, check=True)  # a shell decides what it reads
+        subprocess.run(["sh", "plan.sh"], cwd=tmp_path, env=environment, check=True)  # run by a shell, as a user would
 
         row, called = CONSUMERS[program], (tmp_path / "called").read_text()
         lines = (export_command(new_plan, program) or export_plan(new_plan, program)).replace("\\\n", "").splitlines()

@@ -90,7 +90,7 @@ def test_every_golden_file_states_its_producer():
             assert '"producer"' in file.metadata()["origin"], path
 
 
-# A token by the rules of vLLM and ggml, worked out by hand on numbers whose scales are powers of two, or telling.
+# A token by the rules of vLLM and ggml, worked out by hand, mostly on numbers whose scales are powers of two.
 ROWS = [
     ("int8_token", [127.0, 2.5, -3.5, 0.4], [127.0, 2.0, -4.0, 0.0]),
     ("int8_token_asym", [255.0, 2.5, 3.5, 0.0], [255.0, 2.0, 4.0, 0.0]),

@@ -178,7 +178,7 @@ def test_failed_rows_are_read_again(tmp_path, monkeypatch):
 
 
 def test_partial_blocks_have_the_recipe_block_size():
-    """400 rows are 4 blocks of 128 or of 100, and the scales do not decide."""
+    """400 rows are 4 blocks of 128 or of 100, and the stored scales do not show which."""
     x = torch.randn(400, 128, generator=torch.Generator().manual_seed(1))
 
     assert snr(x, fake_quantize(x, "fp8_block128")) > 31
@@ -307,7 +307,7 @@ class TestBounds:
     def test_nearest_rounding_is_within_bounds_and_the_next_code_is_not(self, recipe):
         x = WEIGHTS["heavy"].float()
         y, bound = fake_quantize(x, recipe), theoretical_max_error(x, recipe)
-        place = int((bound / x.abs()).view(-1).argmin())  # float32 hides least here
+        place = int((bound / x.abs()).view(-1).argmin())  # the element with the smallest bound, relative to its value
         worse = y.clone()
         worse.view(-1)[place] += 2.1 * bound.view(-1)[place]
 

@@ -1,4 +1,4 @@
-"""Recipes on synthetic weights: seeded, and each kind of weights hard in its own way."""
+"""Errors of recipes on synthetic weights, which are seeded and hard to quantize in different ways."""
 
 import json
 

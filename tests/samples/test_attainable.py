@@ -262,7 +262,7 @@ class TestCleared:
 
     @pytest.mark.parametrize("kind", unusual.TYPES)
     def test_values_flushed_to_zero_by_gguf_are_reported(self, tmp_path, kind):
-        """Where some coarse values are left, it is a warning."""
+        """The finding is a warning if some coarse values remain."""
         report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
         (finding,) = report.findings
         is_gone = report.layers[0].snr_db < 3
@@ -440,7 +440,7 @@ def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name
 
 @pytest.mark.usefixtures("compiled_kernel")
 class TestKernelMeasuresSamples:
-    """The kernel measures sound samples, and torch all others; both must find the same."""
+    """The kernel measures samples without defects, and torch all others; both must find the same."""
 
     @pytest.mark.session
     @pytest.mark.parametrize(("along", "cols"), [("rows", 128), ("columns", 128), ("columns", 300)])
@@ -461,7 +461,7 @@ class TestKernelMeasuresSamples:
         }
         x, y = {}, {}
         for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
-            for n, name in enumerate((*changes, *changes)):  # twice, so that each also has another neighbour
+            for n, name in enumerate((*changes, *changes)):  # twice, so that each has two different neighbours
                 values = numbers(64, cols, seed=n).float()
                 unit = values.abs().amax(1, keepdim=True) / (127 if kind == "int8" else 448)
                 stored = (values / unit).round().to(torch.int8) if kind == "int8" else (values / unit).to(dtype).float()

@@ -128,7 +128,7 @@ def by_range(x, row=None, times=1.0):
 
 @pytest.mark.parametrize("times", [1 / 8, 8])
 def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, times):
-    """Excessive scales leave all groups of a row one zero point, which would be right for a weight with just one."""
+    """Excessive scales give all groups of a row one zero point, which would be right if the weight had just one."""
     finding = findings_by_code(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
 
     assert "4 groups of 128, the worst at row 333" in finding.message
@@ -137,13 +137,13 @@ def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, 
 
 @pytest.mark.parametrize("times", [1.3, 1.6])
 def test_row_with_its_own_factor_is_reported(tmp_path, original, times):
-    """The codes are those of a sound file; only the scale differs."""
+    """The codes are those of a correct file; only the scale differs."""
     stored = by_group(original)
     stored[f"{NAME}_scale"][ROW] *= times
     finding = findings_by_code(tmp_path, original, stored)["excess_rows"]
 
     assert "1 sampled row (333): " in finding.message
-    assert finding.evidence["factor"] == pytest.approx(times, rel=0.02)  # rounding causes a share of the energy
+    assert finding.evidence["factor"] == pytest.approx(times, rel=0.02)  # some of the energy comes from rounding
 
 
 def test_row_with_a_negligible_factor_is_silent(tmp_path, original):

@@ -120,7 +120,7 @@ class TestLevels:
     @pytest.mark.parametrize("write", LEVELS)
     @pytest.mark.parametrize("times", [3.0, 8.0, 20.0])
     def test_excessive_scales_lose_the_calculated_amount(self, tmp_path, write, times):
-        """The expected loss comes from separate formulas in float64; sampled groups are a part, good to a decibel."""
+        """The expected loss is computed by other formulas in float64; only some groups are sampled, so 1 dB is allowed."""
         x = weight()
         stored, y = write(x, times)
         lost = snr_db(x, write(x, 1.0)[1]) - snr_db(x, y)
@@ -189,7 +189,7 @@ class TestParts:
 
     @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
     def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, kind):
-        """Three values allow normal numbers only 2 dB: zeros in one block cost little but are not rounding."""
+        """With three values, normal numbers reach only 2 dB, so a block of zeros costs little, but is not rounding."""
         x, (elements, size) = weight(64, 1024), BLOCKS[kind]
         blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[kind]).reshape(-1, size)
         at = 5 * 1024 + 512

@@ -1,4 +1,4 @@
-"""Wrong arguments of the library: one line that names the argument, what came and what is expected."""
+"""Errors for wrong arguments of the library: a line with the argument, what was given and what is expected."""
 
 import pickle
 import re
@@ -97,7 +97,7 @@ def test_saving_names_no_option_of_the_command(tmp_path):
 
 
 class TestArrays:
-    """numpy's arrays are taken wherever tensors are."""
+    """numpy's arrays are accepted wherever tensors are."""
 
     def test_arrays_are_measured_and_compared_like_tensors(self):
         x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Progress in notebooks: a bar unless the caller has a callback, and nowhere else."""
+"""Progress in notebooks is shown by a bar, unless the caller has a callback; elsewhere, there is none."""
 
 import sys
 from types import SimpleNamespace

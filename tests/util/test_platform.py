@@ -1,4 +1,4 @@
-"""Functions that some systems have and others lack: the results are the same without them."""
+"""Results are the same without functions that some systems lack."""
 
 import ctypes
 import json
@@ -14,7 +14,7 @@ from support.modules import MODULES as FILES
 
 from quanterr.util import platform
 
-# Except for code that runs at import, and code that only hatch or Triton runs.
+# Without code that runs at import, and code that only hatch or Triton runs.
 MODULES = sorted(FILES.keys() - {"quanterr.__main__", "quanterr.kernel.build", "quanterr.kernel.triton_sums"})
 # A child executes this before the command: it lacks all that Windows lacks, and preadv as old macOS does.
 HIDDEN = f"""

@@ -19,7 +19,7 @@ from quanterr.util.platform import give_back_memory
 
 STOPPED = "no scores: interrupted before the last block"
 
-OnProgress = Callable[[int, int, int, int], None]  # units done and their number, micro-batches done and their number
+OnProgress = Callable[[int, int, int, int], None]  # numbers of done and of all units, then of micro-batches
 
 
 def take_turns(
