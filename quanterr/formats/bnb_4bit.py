@@ -41,7 +41,7 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared.config_checks import read_floats
 from quanterr.formats.shared.flat_blocks import read_flat_codes
-from quanterr.kernel.decoder import NestedScales, OfBlocks, StoredScales
+from quanterr.kernel.decoder import BlockNumbers, NestedScales, StoredScales
 from quanterr.kernel.grid import Grid, Run
 from quanterr.kernel.levels import Levels, ScaleSteps, nibbles
 from quanterr.lazy_torch import Tensor
@@ -216,7 +216,7 @@ def _read(parts: Parts, state: State, table: tuple[float, ...]) -> Decoder:
     are_rows = cols % block == 0
     across = cols // block
     stored: StoredScales | None = None
-    scale: OfBlocks = Grid(entry, across, block) if are_rows else Run(entry, cols, block)
+    scale: BlockNumbers = Grid(entry, across, block) if are_rows else Run(entry, cols, block)
     if entry.dtype == "U8":
         scale = partial(_read_nested_absmax, parts, state, cols)
         nested = NestedScales(parts["nested_absmax"], state.nested_block, state.nested_offset)

@@ -30,7 +30,7 @@ from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.kernel.packing import WORD, CodePacking
+from quanterr.kernel.packing import WORD_BITS, CodePacking
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import parse_digits
 
@@ -124,7 +124,7 @@ def _read(parts: Parts, packing: CodePacking, blocks: ColumnBlocks) -> Decoder:
     codes, zero_point = parts.codes, parts.get("zero_point")
     cols = (
         codes.shape[-1]
-        * (WORD // packing.bits if packing.name == "floor" else WORD)
+        * (WORD_BITS // packing.bits if packing.name == "floor" else WORD_BITS)
         // (1 if packing.name == "floor" else packing.bits)
     )
     return Decoder(

@@ -47,7 +47,7 @@ from quanterr.formats.shared.gptq_awq_common import (
 )
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
-from quanterr.kernel.packing import WHOLE, WORD, CodePacking
+from quanterr.kernel.packing import ALIGNED_BITS, WORD_BITS, CodePacking
 from quanterr.util.strict_json import JsonFields
 from quanterr.util.text import display
 
@@ -158,7 +158,7 @@ def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
     """
     codes, zero_point, order = parts.codes, parts["zero_point"], parts.get("order")
     rows, container = codes.shape[1], codes.bits
-    held = {bits: codes.shape[0] * container // bits for bits in BITS if bits in WHOLE or container == WORD}
+    held = {bits: codes.shape[0] * container // bits for bits in BITS if bits in ALIGNED_BITS or container == WORD_BITS}
     known = order.n if order else _find_original_cols(parts, rows)
     fitting = [
         bits
@@ -175,7 +175,9 @@ def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
             + (f" in {known} columns" if known is not None else "")
         )
     padding = held[bits] - known if known is not None else 0
-    return bits, known if known is not None and padding < max(WORD, declared_group_size(parts) or 0) else held[bits]
+    return bits, known if known is not None and padding < max(WORD_BITS, declared_group_size(parts) or 0) else held[
+        bits
+    ]
 
 
 def _find_original_cols(parts: Parts, rows: int) -> int | None:
@@ -189,7 +191,7 @@ def _find_original_cols(parts: Parts, rows: int) -> int | None:
 def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
     """Return the possible variants, the likeliest first, with the deciding fact and warnings."""
     configured, declared = _declared_variant(parts.hints.config, bits)
-    packings = ("dense",) if bits in WHOLE else ("dense", "planar")
+    packings = ("dense",) if bits in ALIGNED_BITS else ("dense", "planar")
     variants = [Variant(CodePacking(packing, bits), less_one) for packing in packings for less_one in (True, False)]
     if configured in variants:
         variants.sort(key=lambda v: (v.packing != configured.packing, v.less_one != configured.less_one))
@@ -211,12 +213,12 @@ def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[s
 
 def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
     """Return the variant that the configuration names, and the setting that names it."""
-    usual = "dense" if bits in (*WHOLE, 3) else "planar"
+    usual = "dense" if bits in (*ALIGNED_BITS, 3) else "planar"
     for key in ("packing_format", "checkpoint_format", "format", "backend"):
         named = config.get(key)
         if isinstance(named, str) and (named in CONFIGURED or named.startswith(AUTO_ROUND)):
             packing, less_one = CONFIGURED.get(named, ("dense", False))
-            packing = "dense" if bits in WHOLE else packing or usual
+            packing = "dense" if bits in ALIGNED_BITS else packing or usual
             return Variant(CodePacking(packing, bits), less_one), f"config.json declares {key} {display(named)}"
     if str(config.get("quant_method")).lower() == "gptq":
         return Variant(CodePacking(usual, bits), True), IMPLIED

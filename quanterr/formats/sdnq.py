@@ -58,7 +58,7 @@ from quanterr.formats.shared.comfy_labels import FLOATS
 from quanterr.formats.shared.convrot import rotate
 from quanterr.formats.shared.padding import check_width
 from quanterr.kernel.decoder import LowRank
-from quanterr.kernel.grid import MANY, Grid
+from quanterr.kernel.grid import UNLIMITED_ROWS, Grid
 from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import OF_DTYPE, Levels, uniform
 from quanterr.kernel.packing import CodePacking
@@ -369,7 +369,11 @@ def _describe_codes(parts: Parts, layout: SdnqLayout, coding: NumberType | None)
     packed = Grid(codes, cols, 1, key="codes", packing=CodePacking("spread", coding.bits))
     if layout.codebook:
         n_tables = scale.n >> layout.bits
-        numbers = Grid(scale, blocks.n << layout.bits, key="tables") if n_tables > 1 else Grid(scale, scale.n, 0, MANY)
+        numbers = (
+            Grid(scale, blocks.n << layout.bits, key="tables")
+            if n_tables > 1
+            else Grid(scale, scale.n, 0, UNLIMITED_ROWS)
+        )
         return Decoder(codes, cols, shift=shift, group=blocks.group, read=partial(_look_up, packed, numbers, layout))
     middle = 0 if coding.unsigned else 1 << coding.bits - 1
     return Decoder(

@@ -39,7 +39,7 @@ INSTRUCTION_SETS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mfma", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
 }
-# Kind of machine → the oldest macOS on which a supported Python runs.
+# Architecture → the oldest macOS on which a supported Python runs.
 MACOS = {"arm64": "11.0", "x86_64": "10.13"}
 
 
@@ -51,10 +51,10 @@ class BuildResult(NamedTuple):
 
 
 def platform_tag() -> str:
-    """Return the wheel's platform tag, which states where its kernel runs."""
-    if asked := os.environ.get("QUANTERR_PLATFORM"):
-        return asked
-    if platform.system() == "Darwin":  # its Python may be universal; the kernel is for one kind of machine
+    """Return the wheel's platform tag, which names the platform that its kernel is for."""
+    if requested := os.environ.get("QUANTERR_PLATFORM"):
+        return requested
+    if platform.system() == "Darwin":  # Python may be universal, but the kernel is for one architecture
         machine = platform.machine()
         return f"macosx_{MACOS[machine].replace('.', '_')}_{machine}"
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -86,12 +86,12 @@ def compile_kernels(folder: Path, flags: tuple[str, ...] = ()) -> BuildResult:
         started = subprocess.Popen([*command, place], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # noqa: S603
         running.append((library, command, started))
     for library, command, started in running:  # all compile at the same time
-        said, _ = started.communicate()
+        output, _ = started.communicate()
         lines.append(f"{library}: {shlex.join([*command, library])}")
         if started.returncode == 0:
             made.append(folder / library)
         else:
-            lines += [f"failed with status {started.returncode}:", said.decode(errors="replace").strip()]
+            lines += [f"failed with status {started.returncode}:", output.decode(errors="replace").strip()]
     return BuildResult(made, "\n".join(lines if made else ["no kernel: it cannot be compiled", *lines]))
 
 
@@ -99,7 +99,7 @@ def make_bill_of_materials(version: str, kernels: bool) -> str:
     """Return a CycloneDX document (PEP 770): quanterr and the compiler's runtime; nothing else is bundled."""
     purl = f"pkg:pypi/quanterr@{version}"
     licences = [{"license": {"id": "Apache-2.0"}}]
-    own = {"type": "application", "bom-ref": purl, "name": "quanterr", "version": version, "purl": purl}
+    component = {"type": "application", "bom-ref": purl, "name": "quanterr", "version": version, "purl": purl}
     runtime = {
         "type": "library",
         "bom-ref": "compiler-runtime",
@@ -110,14 +110,14 @@ def make_bill_of_materials(version: str, kernels: bool) -> str:
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": own | {"licenses": licences}},
+        "metadata": {"component": component | {"licenses": licences}},
         "components": [runtime] if kernels else [],
     }
     return json.dumps(document, indent=2) + "\n"
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """A build hook that puts compiled kernels into a wheel for one platform, or else makes a pure wheel."""
+    """A build hook that puts compiled kernels into a wheel for one platform, or makes a pure wheel without kernels."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the kernel into the source tree, where an editable installation looks for it too.

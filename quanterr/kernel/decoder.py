@@ -1,4 +1,4 @@
-"""Decoding rules as data: interpreter.py specifies their values, and the compiled kernel carries out most of them."""
+"""Decoding rules as data; interpreter.py specifies their values, and the compiled kernel executes most of them."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -19,10 +19,10 @@ from quanterr.tensors.workspace import Workspace
 
 __all__ = ["BITS", "Decoder", "ElementType", "Order"]
 
-WORD = 32  # bits
-MOST_ROTATED = 512  # most columns that the compiled kernel rotates together
+WORD_BITS = 32
+MAX_ROTATED_COLUMNS = 512  # maximum group size of a rotation in the compiled kernel
 FLOATS = {"F32": ElementType.F32, "BF16": ElementType.BF16, "F16": ElementType.F16}
-OfBlocks = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
+BlockNumbers = Callable[[Chunk, Workspace], Tensor]  # (1 or r, blocks of columns) float32
 
 # Element type → how many elements are stored together, and in how many bytes.
 BITS: dict[ElementType, tuple[int, int]] = {
@@ -35,7 +35,7 @@ BITS: dict[ElementType, tuple[int, int]] = {
 
 
 class NestedScales(NamedTuple):
-    """The scales of scales: each ``n`` scales of a weight are multiplied by a factor; then ``offset`` is added.
+    """Scales that are stored as codes: each ``n`` of them are multiplied by a factor, then ``offset`` is added.
 
     Both operations round to float32. ``factors`` is F32.
     """
@@ -48,8 +48,8 @@ class NestedScales(NamedTuple):
 class StoredScales(NamedTuple):
     """A weight's scales, of a dtype in :data:`FLOATS`: ``height`` rows of the weight share a row of ``width``.
 
-    They are stored by rows, or if ``turned``, by columns. If they are bytes, ``table`` returns what each stands for,
-    (256,) float32, which may be ``nested``.
+    They are stored by rows, or if ``turned``, by columns. If they are bytes, ``table`` returns the value of each byte,
+    (256,) float32, to which ``nested`` may be applied.
     """
 
     entry: Entry
@@ -61,7 +61,7 @@ class StoredScales(NamedTuple):
 
     @classmethod
     def of(cls, grid: Grid) -> "StoredScales | None":
-        """Return the scales of a grid; None if they must be converted, or a stack stores them matrix by matrix."""
+        """Return the scales of a grid; None if they need a conversion, or if a stack stores them matrix by matrix."""
         is_row_by_row = not grid.turned and grid.height == 1 and grid.down == grid.stack_rows
         if grid.tiles or grid.packing or (grid.stack_rows and not is_row_by_row):
             return None
@@ -75,7 +75,7 @@ class StoredScales(NamedTuple):
 
 
 class SharedBytes(NamedTuple):
-    """The codes of several rows in each byte: of rows r, r + ``step``, r + 2 · ``step`` … of the weight.
+    """Bytes that each hold the codes of several rows of the weight: r, r + ``step``, r + 2 · ``step`` …
 
     Codes have ``bits`` bits; ``shifts`` has the lowest bit of each row's codes.
     """
@@ -86,7 +86,7 @@ class SharedBytes(NamedTuple):
 
 
 class LowRank(Struct, frozen=True, gc=False):
-    """A low-rank product in a weight, which runtimes multiply by inputs that they have not rounded (SVDQuant, SDNQ).
+    """A low-rank product that is added to a weight; runtimes do not round its inputs (SVDQuant, SDNQ).
 
         weight = values / smooth + up @ down        if down is already divided by smooth
         weight = (values + up @ down) / smooth      if ``smoothed``
@@ -104,7 +104,7 @@ class LowRank(Struct, frozen=True, gc=False):
     smoothed: bool = False
 
     def add_to(self, values: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Return the weight's values in a chunk, (r, c) float32, from those of its codes."""
+        """Return the weight's values in a chunk, (r, c) float32, given the values of its codes."""
         of_columns = Chunk(chunk.col, chunk.stop_col, 0, self.down.width)
         wide = values.double()
         smooth = None if self.smooth is None else self.smooth(of_columns, workspace).t().double()
@@ -115,9 +115,9 @@ class LowRank(Struct, frozen=True, gc=False):
         return (wide / smooth if smooth is not None and self.smoothed else wide).float()
 
     def read_factors(self, matrix: tuple[int, int], rotation: int, workspace: Workspace) -> tuple[Tensor, Tensor]:
-        """Return the factors of a weight of (rows, cols), (rows, rank) and (rank, cols) float32, for plain inputs.
+        """Return the factors of a weight of (rows, cols), (rows, rank) and (rank, cols) float32, for unrotated inputs.
 
-        ``rotation`` is the decoder's.
+        ``rotation`` is that of the decoder.
         """
         rows, cols = matrix
         up = self.up(Chunk(0, rows, 0, self.up.width), workspace)
@@ -129,7 +129,7 @@ class LowRank(Struct, frozen=True, gc=False):
 
 
 class Decoder(Struct, gc=False):
-    """A decoding rule for rows of ``cols`` elements, which interpreter.py and, mostly, the compiled kernel carry out.
+    """A decoding rule for rows of ``cols`` elements, which interpreter.py and, if it can, the compiled kernel execute.
 
         value = ((level of the code - zero) · scale + shift) · factor        each operation rounds to float32
 
@@ -140,30 +140,30 @@ class Decoder(Struct, gc=False):
     cols: int
     element: ElementType | None = None  # the type of codes that are numbers
     levels: tuple[float, ...] = ()  # the value of each code of 1 to 8 bits
-    # They return one number for each block of ``group`` columns of a chunk; if it is 0, one for each row or element.
-    scale: OfBlocks | None = None
-    zero: OfBlocks | None = None
-    shift: OfBlocks | None = None
+    # These functions return a number for each block of ``group`` columns of a chunk; for 0, for each row or element.
+    scale: BlockNumbers | None = None
+    zero: BlockNumbers | None = None
+    shift: BlockNumbers | None = None
     group: int = 0
     order: Order = Order.ROWS  # codes follow each other in a stream of bits, low bits first
     ends: tuple[int, ...] = ()  # the bytes of saturated codes, at most three
-    rotation: int = 0  # columns that are rotated together (rotation.py), a power of two; 0: they are not
-    stored: StoredScales | None = None  # follows from a grid: the kernel reads these instead of calling ``scale``
-    shared: SharedBytes | None = None  # the rows of Order.SHARED_BYTES
-    factor: float | Grid | None = None  # a number, or one for each column
+    rotation: int = 0  # number of columns that are rotated together (rotation.py), a power of two; 0: none
+    stored: StoredScales | None = None  # derived from a grid; the kernel reads these instead of calling ``scale``
+    shared: SharedBytes | None = None  # for Order.SHARED_BYTES
+    factor: float | Grid | None = None  # one number for all columns, or one for each
     columns: Entry | None = None  # (cols,) int32: the block of each column, if they are not in order; needs ``stored``
     high_first: bool = False  # the first of two codes in a byte is in the high bits
     grid: Callable[[], Tensor] | None = None  # makes the levels of the indices of ggml's IQ1 to IQ3, (indices, n) int8
-    blocks: BlocksStruct | None = None  # for ElementType.BLOCKS: blocks that hold their own scales
-    # Returns the codes of a chunk of whole groups, (r, c), that are stored in another order, usually a grid of a number
-    # for each element: whole numbers if codes have levels, else values. Of blocks, it specifies the values.
+    blocks: BlocksStruct | None = None  # for ElementType.BLOCKS: blocks that hold codes and their scales
+    # Returns the codes of a chunk of whole groups, (r, c), which are stored in another order; usually a grid with a
+    # number for each element. Codes are whole numbers if they have levels, otherwise values; of blocks, also values.
     read: Callable[[Chunk, Workspace], Tensor] | None = None
     low_rank: LowRank | None = None
-    rows: int = 0  # of each matrix of a stack, which may be stored with padding
-    stored_rows: int = 0
+    rows: int = 0  # rows of each matrix of a stack, without padding; 0: no stack with padding
+    stored_rows: int = 0  # rows of each matrix with padding
 
     def __post_init__(self) -> None:
-        """Describe the scales of a grid."""
+        """Derive ``stored`` if the scales are a grid."""
         if self.stored is None and isinstance(self.scale, Grid):
             self.stored = StoredScales.of(self.scale)
 
@@ -189,25 +189,25 @@ class Decoder(Struct, gc=False):
             return None
         if self.factor == 0 or isinstance(self.factor, Grid) or self.low_rank is not None:
             return None
-        if self.rotation > MOST_ROTATED or self.rows != self.stored_rows:
+        if self.rotation > MAX_ROTATED_COLUMNS or self.rows != self.stored_rows:
             return None
-        if self.order == Order.WORDS_DOWN and self.codes.bits != WORD:
+        if self.order == Order.WORDS_DOWN and self.codes.bits != WORD_BITS:
             return None
         if not self.levels:
             return self.element
         return None if 8 % self.bits else ElementType.TABLE
 
     def make_table(self) -> Tensor | None:
-        """Return what the kernel looks up: the levels of the codes in each byte, (256, codes) float32, or the grid."""
+        """Return the table for the kernel: the levels of the codes in each byte, (256, codes) float32, or the grid."""
         if self.levels:
             return tabulate(self.levels, self.high_first, self.storage_unit[0])
         return self.grid() if self.grid is not None else None
 
 
 @lru_cache(maxsize=64)  # weights share their levels
-def tabulate(levels: tuple[float, ...], high_first: bool = False, each: int = 0) -> Tensor:
-    """Return the levels of the first ``each`` codes in each byte, (256, each) float32; of all if ``each`` is 0."""
+def tabulate(levels: tuple[float, ...], high_first: bool = False, n_codes: int = 0) -> Tensor:
+    """Return the levels of the first ``n_codes`` codes in each byte, (256, n_codes) float32; 0 means all."""
     bits = len(levels).bit_length() - 1
-    shifts = torch.arange(0, 8, bits)[: each or None]
+    shifts = torch.arange(0, 8, bits)[: n_codes or None]
     codes = torch.arange(256)[:, None] >> (shifts.flip(0) if high_first else shifts) & len(levels) - 1
     return torch.tensor(levels, dtype=torch.float32)[codes]

@@ -1,4 +1,4 @@
-"""Decoding of weights by the compiled kernel, which reads their codes itself."""
+"""Decoding of weights by the compiled kernel, which reads the codes from their files."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.platform import kernel_file
 
-AT_ONCE = 1 << 16  # elements that are read, then decoded: they fit a core's cache
-TILE = 32  # rows of transposed codes that are reordered at a time
-MOST_COPIED = 1 << 14  # bytes of codes of whole columns that are copied, so that several weights wait for the kernel
+ELEMENTS_AT_ONCE = 1 << 16  # elements to read, then decode, so that they stay in a core's cache
+TILE_ROWS = 32  # rows of transposed codes that are reordered at a time
+MAX_COPIED_BYTES = 1 << 14  # maximum size of codes of whole columns that are copied, so that several weights can wait
 AWQ_ROWS = 8  # rows per word in AWQ's packing
 
 
 class Weight(Protocol):
-    """The facts about a weight that the kernel needs; formats/base.py has its fields."""
+    """The properties of a weight that the kernel needs; formats/base.py defines weights."""
 
     @property
     def dequantize(self) -> Callable[[Chunk, Workspace], Values]:
@@ -61,7 +61,7 @@ def read_values(kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: 
 
 
 def read_into(out: Tensor, kernel: Kernel | None, weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read a chunk of whole rows, or of a piece of a row, into ``out``, (r, c) float32, and return it."""
+    """Read a chunk of whole rows, or of a part of a row, into ``out``, (r, c) float32, and return ``out``."""
     if kernel is None or weight.needs_float64 or not decode(kernel, weight, chunk, workspace, out):
         out.copy_(weight.dequantize(chunk, workspace).weight)
     return out
@@ -81,9 +81,9 @@ def measure_error(
         for decoder, (_, workspace) in zip(decoders, sides, strict=True)
         if decoder
     )
-    found = (ctypes.c_double * 2)()
-    status = kernel.library.quanterr_measure(ctypes.byref(x), ctypes.byref(y), *chunk.shape, at_once, found)
-    return (found[0], found[1]) if status == DONE else None
+    sums = (ctypes.c_double * 2)()
+    status = kernel.library.quanterr_measure(ctypes.byref(x), ctypes.byref(y), *chunk.shape, at_once, sums)
+    return (sums[0], sums[1]) if status == DONE else None
 
 
 def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
@@ -107,19 +107,19 @@ def find_decoder(weight: Weight, chunks: Sequence[Chunk]) -> Decoder | None:
 
 
 def may_wait(decoder: Decoder) -> bool:
-    """Return whether operands of several weights can be made before the kernel reads them."""
+    """Return whether operands of several weights can be made before the kernel reads any of them."""
     if decoder.order in (Order.ROWS, Order.SHARED_BYTES):
         return decoder.codes.file.descriptor >= 0
-    return decoder.codes.nbytes <= MOST_COPIED
+    return decoder.codes.nbytes <= MAX_COPIED_BYTES
 
 
 def count_rows_at_once(chunk: Chunk, direct: Sequence[Decoder | None]) -> int:
     """Return the number of rows to read and sum at a time."""
     for decoder in direct:  # any() would take five times as long, and this runs for each weight
         if decoder is not None and decoder.order != Order.ROWS:
-            return TILE
+            return TILE_ROWS
     rows, cols = chunk.shape
-    return min(max(AT_ONCE // cols, 1), rows)
+    return min(max(ELEMENTS_AT_ONCE // cols, 1), rows)
 
 
 def make_code_side(
@@ -150,7 +150,7 @@ def make_code_side(
         if blocks is not None and blocks.head + blocks.rows > 1:  # whole groups of rows
             first, more = (chunk.row - side.lead) * row_bytes, 2 * (blocks.rows - 1)
             rows = -(-(side.lead + rows) // blocks.rows) * blocks.rows
-        elif rows == 1:  # a piece of a row, perhaps the last in its file
+        elif rows == 1:  # a part of a row, perhaps the last in its file
             side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
         if again or side.file < 0 or workspace.fills(entry):  # not a local file: pass the bytes
@@ -160,7 +160,7 @@ def make_code_side(
         else:
             room = workspace.buffer("native", ((at_once + more) * row_bytes,), torch.uint8)
             side.stored = room.data_ptr()
-            alive.append(room)  # the other side may replace it by a larger one
+            alive.append(room)  # the other side may replace this buffer by a larger one
     elif decoder.shared is not None:
         _place_shared_bytes(side, decoder.shared, entry, chunk, workspace, alive)
     else:
@@ -184,7 +184,7 @@ def make_code_side(
             alive.append(factors)
     if decoder.columns is not None and decoder.stored is not None:
         stored = workspace.read_whole("order", decoder.columns)
-        columns = stored.clamp(0, decoder.stored.width - 1)  # in case the file has changed since it was checked
+        columns = stored.clamp(0, decoder.stored.width - 1)  # the file may have changed since it was checked
         side.columns = columns.data_ptr()
         alive.append(columns)
     return side
@@ -199,7 +199,7 @@ def _place_scales(
     alive: list[object],
     keeps_scales: bool,
 ) -> bool:
-    """Make the kernel read the scales of a chunk of whole rows itself; return False if it cannot."""
+    """Let the kernel read the scales of a chunk of whole rows from the file; return False if it cannot."""
     entry, height, width, turned, make_table, nested = stored
     chunk_rows, chunk_cols = chunk.shape
     if entry.file.descriptor < 0 or chunk_cols != cols or chunk.row % height:
@@ -207,7 +207,7 @@ def _place_scales(
     rows = -(-chunk_rows // height)
     if turned and rows * width < entry.n:
         return False
-    n = (1 + turned) * rows * width  # the kernel reads into them
+    n = (1 + turned) * rows * width  # turned scales need room as stored, and in order
     scales = torch.empty(n) if keeps_scales else workspace.buffer("read scales", (n,), torch.float32)
     side.scale, side.scale_height, side.scale_step = scales.data_ptr(), height, width if rows > 1 else 0
     side.scale_file = kernel_file(entry.file.descriptor)
@@ -232,14 +232,14 @@ def _place_scales(
 def _place_columns(side: SideStruct, decoder: Decoder, chunk: Chunk, workspace: Workspace, alive: list[object]) -> None:
     """Point the operand to the codes of whole columns, held in memory, from the chunk's first row on."""
     stored = workspace.read_whole("columns", decoder.codes)
-    if stored.nbytes <= MOST_COPIED:
+    if stored.nbytes <= MAX_COPIED_BYTES:
         stored = stored.clone()
     side.file, side.words = -1, stored.shape[1]
     first = chunk.row if decoder.order == Order.WORDS_DOWN else chunk.row // AWQ_ROWS
     side.stored = stored.data_ptr() + 4 * first
     if decoder.order == Order.AWQ_WORDS:
         side.row_bytes = decoder.cols  # one byte per code after reordering
-    tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8)
+    tile = workspace.buffer("tile", (TILE_ROWS * side.row_bytes,), torch.uint8)
     side.tile = tile.data_ptr()
     alive += (stored, tile)
 
@@ -255,7 +255,7 @@ def _place_shared_bytes(
         read = partial(workspace.read_bytes, "native", entry, 0, (entry.nbytes,))
         room, side.file = workspace.cache("native", entry, "whole", read), -1
     else:
-        room = workspace.buffer("native", (TILE * side.row_bytes,), torch.uint8)
-    tile = workspace.buffer("tile", (TILE * side.row_bytes,), torch.uint8)
+        room = workspace.buffer("native", (TILE_ROWS * side.row_bytes,), torch.uint8)
+    tile = workspace.buffer("tile", (TILE_ROWS * side.row_bytes,), torch.uint8)
     side.stored, side.tile = room.data_ptr(), tile.data_ptr()
     alive += (room, tile)

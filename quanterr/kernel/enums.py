@@ -1,10 +1,10 @@
-"""The kinds of things that Python and the kernel name to each other; c/enums.h is made from them."""
+"""The enumerations that Python and the kernel share; c/enums.h is made from this module."""
 
 from enum import IntEnum
 
 
 class ElementType(IntEnum):
-    """The way in which one element is stored in a row of codes."""
+    """The storage of an element in a row of codes."""
 
     F32 = 0
     BF16 = 1
@@ -12,8 +12,8 @@ class ElementType(IntEnum):
     I8 = 3
     E4M3 = 4
     TABLE = 5  # a table gives the one or more elements of each byte
-    BLOCKS = 6  # blocks that are described as data
-    # From here on, blocks whose description in c/blocks.h the compiler knows.
+    BLOCKS = 6  # blocks whose layout is data (BlocksStruct)
+    # The layouts of the following blocks are constants in c/blocks.h, for which the compiler specializes the code.
     Q8_0 = 7
     Q4_0 = 8
     Q4_1 = 9
@@ -47,7 +47,7 @@ class Order(IntEnum):
 
 
 class CodeKind(IntEnum):
-    """The values of codes, and how a number is rounded to one."""
+    """The values of codes, and how numbers are rounded to them."""
 
     INTEGERS = 0  # ties to even
     TRUNCATED = 1
@@ -67,16 +67,16 @@ class Packing(IntEnum):
 
 
 class SampleState(IntEnum):
-    """The state of knowledge about the codes of a sample."""
+    """What a first pass over a sample has shown about its codes."""
 
-    UNSURE = 0  # they need a closer look
-    ROUNDED = 1  # all errors are half a step at most
-    NEAREST = 2  # they are about as small as the format allows
+    UNSURE = 0  # nothing: the codes must be examined further
+    ROUNDED = 1  # all errors are at most half a step
+    NEAREST = 2  # errors are about as small as the format allows
 
 
 class Zeros(IntEnum):
-    """The zero points of groups: any, whole codes, or one for all groups."""
+    """The zero points that groups may have."""
 
-    FRACTIONS = 0
-    WHOLE = 1
-    ONE = 2
+    FRACTIONS = 0  # any number
+    WHOLE = 1  # whole codes
+    ONE = 2  # the same for all groups

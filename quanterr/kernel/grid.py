@@ -1,4 +1,4 @@
-"""The numbers that blocks of a weight share, such as scales and zero points: which one belongs to each element."""
+"""Numbers that blocks of a weight share, such as scales and zero points, and how they are read for a chunk."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-FEW = 1 << 14  # most numbers that are read at once, so that later chunks of the weight need no further read
-MANY = 1 << 62  # more rows than any weight has
+MAX_READ_WHOLE = 1 << 14  # maximum count of numbers that are read as a whole, which later chunks of the weight then use
+UNLIMITED_ROWS = 1 << 62  # more rows than any weight has
 E8M0 = (*(2.0 ** (code - 127) for code in range(255)), nan)
 Rows = TypeVar("Rows", int, Tensor)  # a row, or several
 
 
 class Grid(Struct, frozen=True, gc=False):
-    """The numbers of blocks of ``height`` rows and ``group`` columns; if ``group`` is 0, a row needs all its numbers.
+    """The numbers of blocks of ``height`` rows and ``group`` columns; if ``group`` is 0, all numbers of a row are read.
 
     They are stored by rows, (rows / height, width), or if ``turned``, by columns, (width, rows / height). A stack
-    stores one such matrix after the other, of ``down`` rows for each ``stack_rows`` rows of the weight. A single number
-    belongs to all elements. ``key`` names the buffer that holds them.
+    stores one such matrix after the other, with ``down`` rows for each ``stack_rows`` rows of the weight. A single
+    number applies to all elements. ``key`` names the buffer of the numbers.
 
-    With ``packing``, they are codes, each row (or column) of which is packed in containers; these follow each other, or
-    if ``words_down``, lie in a column (or row). With ``tiles``, they are stored in that order. ``levels`` has what each
-    code, or each byte, stands for.
+    With ``packing``, the numbers are codes, and each row (or column) of codes is packed in containers; these follow
+    each other, or if ``words_down``, lie in a column (or row). With ``tiles``, numbers are stored in that order.
+    ``levels`` has the value of each code, or of each byte.
 
-    Each of ``steps`` then changes the numbers: the name of a method of tensors, and its operand, if it takes one: a
-    number, or other numbers, of blocks that are at least as wide. Each rounds to float32.
+    Then ``steps`` change the numbers. Each is the name of a method of tensors and its operand, if it takes one: a
+    number, or a grid of blocks that are at least as wide. Each step rounds to float32.
 
     As a function, a grid returns the numbers of a chunk, (1 or r, blocks) float32; codes without levels as uint8.
     """
@@ -57,7 +57,7 @@ class Grid(Struct, frozen=True, gc=False):
         return self._take_steps(self._read(chunk, workspace), chunk, workspace)
 
     def make_table(self, workspace: Workspace) -> Tensor:
-        """Return what each byte stands for after all steps, (256,) float32; operands are single numbers."""
+        """Return the value of each byte after all steps, (256,) float32; operands must be single numbers."""
         stored = _make_table(self.levels, workspace.device).view(1, -1)
         return self._take_steps(stored, Chunk(0, 1, 0, 1), workspace).view(-1)
 
@@ -85,7 +85,7 @@ class Grid(Struct, frozen=True, gc=False):
         if self.group:
             numbers = numbers[:, chunk.col // self.group : -(-chunk.stop_col // self.group)]
         numbers = self._to_float(numbers)
-        if len(numbers) == 1 or (self.height == 1 and self.down == self.stack_rows):  # for all rows, or one for each
+        if len(numbers) == 1 or (self.height == 1 and self.down == self.stack_rows):  # one row for all, or one for each
             return numbers
         rows = torch.arange(chunk.row, chunk.stop_row, device=numbers.device)
         return numbers.index_select(0, self._find_row(rows) - first)
@@ -117,14 +117,14 @@ class Grid(Struct, frozen=True, gc=False):
         return self.packing.unpack(containers, 0, self.width)
 
     def _read_in_order(self, width: int, first: int, stop: int, workspace: Workspace) -> Tensor:
-        if self.entry.n <= FEW:
+        if self.entry.n <= MAX_READ_WHOLE:
             return workspace.read_whole(self.key, self.entry).view(-1, width)[first:stop]
         return workspace.read_cached(self.key, self.entry, first * width, (stop - first, width))
 
     def _read_columns(self, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read rows of numbers that are stored by columns, matrix by matrix."""
         size = self.entry.n // (self.entry.shape[0] if self.stack_rows else 1)
-        down = self.down or (MANY if self.packing else size // self.width)
+        down = self.down or (UNLIMITED_ROWS if self.packing else size // self.width)
         matrix, last = first // down, (stop - 1) // down
         shape = (last + 1 - matrix, *((-1, self.width) if self.words_down else (self.width, -1)))
         stored = workspace.read_cached(self.key, self.entry, matrix * size, (last + 1 - matrix, size)).view(shape)
@@ -136,10 +136,10 @@ class Grid(Struct, frozen=True, gc=False):
 
 
 class Run(Struct, frozen=True, gc=False):
-    """Numbers of elements that are counted row by row, of ``cols`` each: ``size`` elements share a number.
+    """Numbers that ``size`` consecutive elements share; elements are counted row by row, with ``cols`` in each row.
 
-    After ``n`` elements, if ``n`` is not 0, the numbers begin again. As a function, a run returns the numbers of the
-    elements of a chunk, (r, c) float32, or (1, 1) if there is one for all.
+    If ``n`` is not 0, the numbers repeat after ``n`` elements. As a function, a run returns the numbers of the elements
+    of a chunk, (r, c) float32.
     """
 
     entry: Entry
@@ -151,7 +151,7 @@ class Run(Struct, frozen=True, gc=False):
     def __call__(self, chunk: Chunk, workspace: Workspace) -> Tensor:
         """Return the numbers of a chunk, (r, c) float32."""
         places = self.find_places(chunk, workspace)
-        if self.n or self.entry.n <= FEW:
+        if self.n or self.entry.n <= MAX_READ_WHOLE:
             return workspace.read_whole(self.key, self.entry).view(-1)[places].float()
         first, stop = int(places[0, 0]), int(places[-1, -1]) + 1
         return workspace.read_cached(self.key, self.entry, first, (stop - first,))[places - first].float()
@@ -164,8 +164,8 @@ class Run(Struct, frozen=True, gc=False):
 
 
 def of_columns(entry: Entry, key: str) -> Grid:
-    """Return a number for each column of a weight, or one for all, as a grid."""
-    return Grid(entry, entry.n, 1, MANY, key=key)
+    """Return a grid with a number for each column of a weight, or with one number for all."""
+    return Grid(entry, entry.n, 1, UNLIMITED_ROWS, key=key)
 
 
 @cache
@@ -174,7 +174,7 @@ def _make_table(levels: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def look_up_bytes(stored: Tensor, levels: tuple[float, ...]) -> Tensor:
-    """Return what bytes stand for, float32; on the CPU this is faster than arithmetic and torch's casts."""
+    """Return the values of bytes, float32; on the CPU, this is faster than arithmetic and torch's casts."""
     places = stored.contiguous().view(torch.uint8).view(-1).int()
     return _make_table(levels, stored.device).index_select(0, places).view(stored.shape)
 

@@ -1,8 +1,8 @@
-"""The values of a :class:`Decoder`, which this module specifies.
+"""The specification of the values of a :class:`Decoder`.
 
     value = ((level of the code - zero) · scale + shift) · factor        each operation rounds to float32
 
-then a low-rank product is added, and the columns are rotated last. The compiled kernel carries out the same data.
+then a low-rank product is added, and the columns are rotated last. The compiled kernel follows the same data.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-# torch's dtypes, by name, of elements that are numbers.
+# Element type → name of torch's dtype, for elements that are numbers.
 DTYPES = {
     ElementType.F32: "float32",
     ElementType.BF16: "bfloat16",
@@ -37,7 +37,7 @@ class Values(NamedTuple):
 
 
 class Native(Struct, frozen=True, gc=False):
-    """A ``dequantize`` function that is data. Wrapping it drops the data, which would no longer fit."""
+    """A ``dequantize`` function that also has its decoder as data; a function that wraps it has none."""
 
     decoder: Decoder
 
@@ -47,7 +47,7 @@ class Native(Struct, frozen=True, gc=False):
 
 
 class Nested(Struct, frozen=True, gc=False):
-    """The values of a decoder, (r, c) float32, as the codes of another; ``within`` two numbers, they are rounded."""
+    """The values of a decoder, (r, c) float32, as codes of another; with ``within``, rounded and clamped to a range."""
 
     decoder: Decoder
     within: tuple[int, int] | None = None
@@ -67,26 +67,26 @@ def decoder_of(dequantize: Callable[[Chunk, Workspace], Any]) -> Decoder | None:
 def interpret(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
     """Return the values of a chunk, (r, c) float32, and the number of its saturated codes, if the decoder has ends."""
     if decoder.rows == decoder.stored_rows:
-        return _interpret_piece(decoder, chunk, workspace)
-    pieces = [_interpret_piece(decoder, piece, workspace) for piece in _skip_padding(decoder, chunk)]
-    counts = [piece.saturated for piece in pieces if piece.saturated is not None]
-    return Values(torch.cat([piece.weight for piece in pieces]), torch.stack(counts).sum() if counts else None)
+        return _interpret_rows(decoder, chunk, workspace)
+    parts = [_interpret_rows(decoder, rows, workspace) for rows in _skip_padding(decoder, chunk)]
+    counts = [part.saturated for part in parts if part.saturated is not None]
+    return Values(torch.cat([part.weight for part in parts]), torch.stack(counts).sum() if counts else None)
 
 
 def _skip_padding(decoder: Decoder, chunk: Chunk) -> Iterator[Chunk]:
-    """Yield the rows of a chunk that are stored together, counted as they are stored."""
+    """Yield the rows of a chunk that are stored together, with row numbers that count padding."""
     for matrix in range(chunk.row // decoder.rows, (chunk.stop_row - 1) // decoder.rows + 1):
         first, stop = max(chunk.row, matrix * decoder.rows), min(chunk.stop_row, (matrix + 1) * decoder.rows)
         padding = matrix * (decoder.stored_rows - decoder.rows)
         yield chunk._replace(row=first + padding, stop_row=stop + padding)
 
 
-def _interpret_piece(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
+def _interpret_rows(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Values:
     outer = widen(decoder, chunk)
     inside = slice(chunk.col - outer.col, chunk.stop_col - outer.col)
     if decoder.read is not None:
         stored = decoder.read(outer, workspace)
-        values = _tell_levels(decoder, stored) if decoder.levels else stored
+        values = _look_up_levels(decoder, stored) if decoder.levels else stored
         values = values.float() if values.dtype == torch.uint8 else values
     else:
         stored = read_codes(decoder, outer, workspace)
@@ -144,7 +144,7 @@ def read_codes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 
 def _read_shared_bytes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read codes of which a byte holds those of several rows, one in each byte: uint8 (r, cols)."""
+    """Read codes of which several rows share bytes; return each code in a byte of its own, uint8 (r, cols)."""
     shared = decoder.shared
     if shared is None:
         raise AssertionError(f"{decoder.codes}: nothing says which rows share bytes")
@@ -162,7 +162,7 @@ def _read_shared_bytes(decoder: Decoder, chunk: Chunk, workspace: Workspace) -> 
 def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
     """Return the levels of stored codes, float32 (r, c)."""
     if decoder.levels and 8 % decoder.bits:
-        return _tell_levels(
+        return _look_up_levels(
             decoder, CodePacking("dense", decoder.bits).unpack(stored, 0, 8 * stored.shape[1] // decoder.bits)
         )
     if (table := decoder.make_table()) is not None:
@@ -172,23 +172,23 @@ def look_up(decoder: Decoder, stored: Tensor) -> Tensor:
     return stored.contiguous().view(getattr(torch, DTYPES[decoder.element])).float()
 
 
-def _tell_levels(decoder: Decoder, codes: Tensor) -> Tensor:
+def _look_up_levels(decoder: Decoder, codes: Tensor) -> Tensor:
     """Return the levels of codes, whole numbers of any dtype, as float32."""
     levels = torch.tensor(decoder.levels, dtype=torch.float32, device=codes.device)
     return levels.index_select(0, codes.reshape(-1).int()).view(codes.shape)
 
 
 def spread(decoder: Decoder, numbers: Tensor, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return a number for each column of a chunk, (1 or r, 1 or c), from one for each block of columns or element."""
+    """Return a number for each column of a chunk, (1 or r, 1 or c), given the numbers of blocks or of elements."""
     if decoder.columns is not None:
         return numbers.index_select(1, workspace.read_whole("order", decoder.columns))
     if numbers.shape[1] == 1 or not decoder.group:
         return numbers
     of_columns = numbers.unsqueeze(2).expand(-1, -1, decoder.group).flatten(1)
-    missing = chunk.shape[1] - of_columns.shape[1]  # stored columns may be padding
+    missing = chunk.shape[1] - of_columns.shape[1]  # the last columns may be padding
     return torch.nn.functional.pad(of_columns, (0, missing))
 
 
 def count_ends(stored: Tensor, ends: tuple[int, ...]) -> Tensor:
-    """Count the bytes that are ``ends``: those of saturated codes; 0-d."""
+    """Count the bytes of saturated codes, which ``ends`` lists; 0-d."""
     return torch.isin(stored.to(torch.uint8), torch.tensor(ends, dtype=torch.uint8, device=stored.device)).sum()

@@ -1,8 +1,8 @@
-"""The values that codes can stand for, and the nearest of them to a number.
+"""The levels of codes, which are their values before scaling, and the level nearest to a number.
 
-Two codes per element, usually the lowest and the highest, are dequantized like any other. So scales, zero points,
-minima, factors, orders and low-rank branches count as the format applies them, though this module knows nothing about
-them. The values of all other codes lie on the line through these two.
+For each element, two codes, usually the lowest and the highest, are dequantized by the format. So scales, zero points,
+minima, factors, orders and low-rank products are applied as the format defines them. The values of all other codes lie
+on the line through these two values.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from quanterr.kernel.rounding import Codes, Round, find_codes, make_counts
 from quanterr.kernel.structs import CodesStruct
 from quanterr.lazy_torch import Tensor, torch
 
-MANTISSA = 23  # mantissa bits of a float32
-EXPONENT = 0xFF << MANTISSA
+FLOAT32_MANTISSA = 23  # mantissa bits of a float32
+FLOAT32_EXPONENT = 0xFF << FLOAT32_MANTISSA  # mask of the exponent bits of a float32
 SUBNORMAL = 2.0**-24  # smallest float16
-FEW = 64  # with up to this many bounds, comparing with each one is faster than a binary search
+MAX_COMPARED_BOUNDS = 64  # up to this number, comparing with each bound is faster than a binary search
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Levels:
     mantissa: int = 0
     normal: float = 0.0
     at: tuple[float, float] | None = None  # values of these two bytes, if not the lowest and the highest value
-    centred: bool = False  # the code with the value zero stands for zero
+    centred: bool = False  # codes have no zero point, so that level zero is the value zero
     span: tuple[int, int] | None = None  # bytes of a block that hold codes, if blocks also hold their scales
     block: int = 0  # bytes in such a block
     rows: tuple[int, int] = (0, 0)  # bytes before the blocks of rows, and with these blocks
@@ -70,7 +70,7 @@ class Levels:
 
     @cached_property
     def scaled(self) -> "Levels":
-        """These levels, for codes that are multiplied but never shifted."""
+        """These levels, for codes without zero points or offsets."""
         return replace(self, centred=True)
 
     @property
@@ -125,7 +125,7 @@ class Levels:
         return torch.where(size < 2**self.mantissa, below, normal).copysign_(numbers)
 
     def nearest(self, codes: Tensor) -> Tensor:
-        """Return the values of the levels nearest to ``codes``, both float32: a faster ``values(numbers(codes))``."""
+        """Return the values of the levels nearest to ``codes``, float32; faster than ``values(numbers(codes))``."""
         if not self.mantissa:
             return self.values(self.numbers(codes))
         size = codes.abs().clamp_(max=self.highest)
@@ -138,7 +138,7 @@ class Levels:
     def room(self, codes: Tensor) -> Tensor:
         """Return how far ``codes``, float32, can be from the nearest level, in units of a code.
 
-        That is half the spacing between levels, or beyond the first or the last level the distance to it.
+        This is half the spacing between levels; for codes beyond the first or the last level, the distance to it.
         """
         beyond = (codes - codes.clamp(self.lowest, self.highest)).abs_()
         if self.table:
@@ -146,7 +146,7 @@ class Levels:
             above = _count_below(codes, self._entries).clamp_(1, len(values) - 1)
             half = (values.diff() / 2)[above - 1]
         elif self.mantissa:
-            powers = codes.abs().clamp(self.normal, self.highest).view(torch.int32).bitwise_and(EXPONENT)
+            powers = codes.abs().clamp(self.normal, self.highest).view(torch.int32).bitwise_and(FLOAT32_EXPONENT)
             half = powers.view(torch.float32) * 2.0 ** -(self.mantissa + 1)
         else:
             half = torch.full_like(codes, 0.5)
@@ -154,7 +154,7 @@ class Levels:
 
     @property
     def _shift(self) -> int:
-        return MANTISSA - self.mantissa
+        return FLOAT32_MANTISSA - self.mantissa
 
     @cached_property
     def _first(self) -> int:
@@ -179,7 +179,7 @@ class Levels:
 def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
     """Return how many bounds are below each number, int32."""
     bounds = counts.read[0]
-    if numbers.device.type != "cpu" or len(bounds) > FEW:
+    if numbers.device.type != "cpu" or len(bounds) > MAX_COMPARED_BOUNDS:
         return torch.bucketize(numbers, bounds.to(numbers.device), out_int32=True)
     row, unit = numbers.reshape(1, -1), torch.ones(1, 1)
     return find_codes(row, unit, counts, max(numbers.numel(), 1)).view(numbers.shape).int()
@@ -187,8 +187,8 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
 
 def make_float_codes(levels: Levels, round_by_torch: Round, sign: int, one_zero: bool = False) -> Codes:
     """Return the codes of small floats, ties to even, with the sign in bit ``sign``; ``one_zero``: zero has no sign."""
-    least = int(log2(levels.normal))  # exponent of the smallest normal number
-    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "least": least}
+    min_exponent = int(log2(levels.normal))  # of normal numbers
+    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "least": min_exponent}
     return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 
@@ -228,7 +228,7 @@ OF_DTYPE = {
 
 
 class ScaleSteps(NamedTuple):
-    """Scales stored as whole numbers of a step, which limits how close they come to a good scale.
+    """Scales that are whole multiples of a step, so that they differ from good scales by up to half a step.
 
     ``shared`` consecutive groups have one step: their largest scale is ``scales`` steps and their largest minimum is
     ``minima`` steps. For groups that run across rows, the step is ``of_largest`` times the largest magnitude instead.
@@ -279,7 +279,7 @@ def find_nearest(levels: Levels, x: Tensor, scales: Scaling) -> tuple[Tensor, Te
 
 
 def _place(levels: Levels, x: Tensor, scales: Scaling) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``x`` in steps, the number and the value of the nearest code, and whether others are on both its sides."""
+    """Return ``x`` in steps, the number and value of the nearest code, and whether that code is not at an end."""
     unit, shift = scales
     fixed = unit == 0
     codes = (x if shift is None else x - shift) * unit.reciprocal().masked_fill_(fixed, 0.0)

@@ -28,7 +28,7 @@ class KernelChoice(NamedTuple):
 
     kernel: Kernel | None
     reason: str = ""
-    asked: bool = False  # the environment asks for it
+    asked: bool = False  # whether the environment variable chose it
 
     def __str__(self) -> str:
         return f"native ({self.kernel.instructions})" if self.kernel else "torch"
@@ -58,8 +58,8 @@ def find_best() -> KernelChoice:
     if base.kernel is None:
         return base
     widest = int(base.kernel.library.quanterr_instructions())
-    found = (load(name) for name in reversed(INSTRUCTION_SETS[: widest + 1]))
-    return next(choice for choice in found if choice.kernel)
+    loaded = (load(name) for name in reversed(INSTRUCTION_SETS[: widest + 1]))
+    return next(choice for choice in loaded if choice.kernel)
 
 
 @cache

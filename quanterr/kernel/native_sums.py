@@ -23,13 +23,14 @@ from quanterr.metrics.sums import Sums, WorstPlace
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-PRECISE = 1 << 12  # elements below which all sums are float64, because few roundings do not average out
+# With fewer elements, all sums are float64, because the roundings of few elements do not average out.
+MIN_FLOAT32_ELEMENTS = 1 << 12
 
 Dequantize = Callable[[Chunk], Values]
 
 
 class KeptBlocks(NamedTuple):
-    """Rows of x from ``first`` on, and their first columns, to keep row by row, or if ``transposed`` by column."""
+    """Rows of x from ``first`` on, with their first columns, which the kernel keeps by row, or ``transposed``."""
 
     values: Tensor  # (rows · cols,) float32
     first: int
@@ -40,7 +41,7 @@ class KeptBlocks(NamedTuple):
 
 @dataclass(slots=True)
 class KeptRows:
-    """Decoded rows of both sides, float32, that the kernel keeps: it writes them to these addresses."""
+    """Decoded rows of both sides, float32, which the kernel writes to these addresses."""
 
     addresses: tuple[int, int]
     places: Tensor | None = None  # (rows,) int64: where each row is written, -1 for nowhere; None: in its own place
@@ -70,7 +71,7 @@ class Task(NamedTuple):
     sides: tuple[SideStruct, SideStruct]
     run: RunStruct
     chunk: Chunk
-    cols: int  # of the whole weight
+    cols: int  # number of columns of the whole weight
     wanted: SumOptions
     saturated: int  # codes at an end of their range, apart from those that the kernel counts
     rows: Tensor | None  # (3, r) float64: x², e² and max |e|, for a stack of matrices
@@ -115,26 +116,26 @@ class NativeSums:
         """
         weight = operands[0].weight
         direct = [find_decoder(operand.weight, chunks) for operand in operands]
-        whole = chunks[0].stop_col - chunks[0].col == weight.matrix[1]
-        if all(direct) and whole:
+        are_whole_rows = chunks[0].stop_col - chunks[0].col == weight.matrix[1]
+        if all(direct) and are_whole_rows:
             chunks = [Chunk(chunks[0].row, chunks[-1].stop_row, 0, weight.matrix[1])]
         total: Sums | None = None
         for chunk in chunks:
-            found = self.compute([self._prepare(operands, direct, chunk, wanted, kept)])
-            if not found:
+            results = self.compute([self._prepare(operands, direct, chunk, wanted, kept)])
+            if not results:
                 return None
             if total is None:
-                total = found[0]
+                total = results[0]
             else:
-                total.add(found[0])
+                total.add(results[0])
         return total
 
     def sum_values(self, x: Tensor, y: Tensor, chunk: Chunk, matrix: tuple[int, int]) -> Sums | None:
         """Compute the sums of a chunk from its values x and y, (r, c); ``matrix`` is (rows, cols) of the weight."""
         alive: list[object] = []
         sides = _make_value_side(x, alive), _make_value_side(y, alive)
-        found = self.compute([self._make_task(sides, chunk, matrix, len(x), SUMS_ALONE, 0, alive)])
-        return found[0] if found else None
+        results = self.compute([self._make_task(sides, chunk, matrix, len(x), SUMS_ALONE, 0, alive)])
+        return results[0] if results else None
 
     def prepare_whole(
         self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows | None]
@@ -146,7 +147,7 @@ class NativeSums:
         rows, cols = operands[0].weight.matrix
         chunk = Chunk(0, rows, 0, cols)
         direct = [find_decoder(operand.weight, [chunk]) for operand in operands]
-        if not all(one is None or may_wait(one) for one in direct):
+        if not all(decoder is None or may_wait(decoder) for decoder in direct):
             return None
         return self._prepare(operands, direct, chunk, wanted, keep(), waits=True)
 
@@ -195,7 +196,9 @@ class NativeSums:
         kept: KeptRows | None = None,
     ) -> Task:
         r, c = chunk.shape
-        run = RunStruct(rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < PRECISE, outlier=self._outlier)
+        run = RunStruct(
+            rows=r, cols=c, rows_at_once=at_once, precise=prod(matrix) < MIN_FLOAT32_ELEMENTS, outlier=self._outlier
+        )
         run.normal, run.ranks[:] = wanted.normal, find_ranks(r * c)
         if wanted.importance:
             importance = wanted.importance(chunk).float().contiguous()
@@ -230,7 +233,7 @@ class NativeSums:
         return wait
 
     def _carry_out(self, call: "_Call") -> bool:
-        """Compare without the interpreter lock; return False if a file could not be read to the end."""
+        """Run the kernel without the interpreter lock; return False if a file could not be read to the end."""
         return bool(self.kernel.library.quanterr_compare(*call.arrays, len(call.tasks)) == DONE)
 
     def _make_call(self, tasks: Sequence[Task]) -> "_Call":
@@ -252,8 +255,8 @@ class NativeSums:
         counts = self._histograms[: sum(sizes)].clone().split_with_sizes(sizes)
         stored, step = memoryview(self._sums), len(SUMS) * SUM_BYTES
         return [
-            _read_sums(task, run, sides, own, stored[place * step : (place + 1) * step])
-            for place, (task, run, sides, own) in enumerate(
+            _read_sums(task, run, sides, task_counts, stored[place * step : (place + 1) * step])
+            for place, (task, run, sides, task_counts) in enumerate(
                 zip(call.tasks, runs, zip(x, y, strict=True), counts, strict=True)
             )
         ]
@@ -303,7 +306,7 @@ def _read_sums(
 
 
 def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[object]) -> Peaks:
-    """Return the peaks of a chunk of whole rows, which the kernel is to fill in."""
+    """Return the peaks of a chunk of whole rows, which the kernel fills later."""
     down, across = cells.of(chunk)
     values = torch.empty(2, down.stop - down.start, across.stop)
     windows = -(-chunk.stop_col // WINDOW)
@@ -316,7 +319,7 @@ def _place_peaks(run: RunStruct, cells: CellGrid, chunk: Chunk, alive: list[obje
 
 
 def _keep_rows(run: RunStruct, kept: KeptRows) -> None:
-    """Make the kernel keep rows, at the addresses that the sides have."""
+    """Let the kernel keep rows, at the addresses in the sides."""
     run.places = None if kept.places is None else kept.places.data_ptr()
     if kept.blocks:
         values, run.first_block, run.block_rows, run.block_cols, run.transposed = kept.blocks
@@ -324,7 +327,7 @@ def _keep_rows(run: RunStruct, kept: KeptRows) -> None:
 
 
 def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
-    """Add the element with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept."""
+    """Add the element with the largest |e| and the few rows with the lowest SNR; parts of rows are all kept."""
     whole = chunk.stop_col - chunk.col == cols
     if sums.e_max:
         place = chunk.row + run.worst_row, chunk.col + run.worst_col
@@ -335,7 +338,7 @@ def _add_rows(sums: Sums, run: RunStruct, chunk: Chunk, cols: int) -> None:
 
 
 def _sample_bytes(side: SideStruct, entry: Entry, chunk: Chunk, alive: list[object]) -> None:
-    """Make the kernel keep the bytes that the fingerprint of a wholly read entry covers."""
+    """Let the kernel keep the bytes that the fingerprint of an entry covers, if it reads the whole entry."""
     if side.file < 0 or chunk.shape[0] * side.row_bytes != entry.nbytes:
         return
     n, places = sample_places(entry)
@@ -351,19 +354,19 @@ def _make_value_side(values: Tensor, alive: list[object]) -> SideStruct:
     return SideStruct(element=ElementType.F32, file=-1, row_bytes=4 * stored.shape[1], stored=stored.data_ptr())
 
 
-def sum_histograms(many: Sequence[Histogram]) -> Histogram:
+def sum_histograms(histograms: Sequence[Histogram]) -> Histogram:
     """Return the sum of histograms, by one call of the kernel if there is one."""
     kernel, total = choose_kernel().kernel, Histogram.empty()
-    filled = [one for one in many if one.counts.numel()]
+    filled = [histogram for histogram in histograms if histogram.counts.numel()]
     if kernel is None or len(filled) < 2:
-        for one in many:
-            total.add(one)
+        for histogram in histograms:
+            total.add(histogram)
         return total
-    total.make_room(min(one.first for one in filled), max(one.stop for one in filled))
-    total.zeros = sum(one.zeros for one in many)
-    counts, n = [one.counts for one in filled], len(filled)
-    addresses = (ctypes.c_void_p * n)(*(each.data_ptr() for each in counts))
-    places = (ctypes.c_int64 * n)(*(one.first - total.first for one in filled))
-    sizes = (ctypes.c_int64 * n)(*(each.numel() for each in counts))
+    total.make_room(min(histogram.first for histogram in filled), max(histogram.stop for histogram in filled))
+    total.zeros = sum(histogram.zeros for histogram in histograms)
+    counts, n = [histogram.counts for histogram in filled], len(filled)
+    addresses = (ctypes.c_void_p * n)(*(histogram_counts.data_ptr() for histogram_counts in counts))
+    places = (ctypes.c_int64 * n)(*(histogram.first - total.first for histogram in filled))
+    sizes = (ctypes.c_int64 * n)(*(histogram_counts.numel() for histogram_counts in counts))
     kernel.library.quanterr_add_counts(total.counts.data_ptr(), addresses, places, sizes, n)
     return total

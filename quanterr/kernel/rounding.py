@@ -1,4 +1,4 @@
-"""Rounding of numbers to codes, in units that groups of columns share: by the compiled kernel, or else by torch."""
+"""Rounding of numbers to codes, in units that groups of columns share, by the compiled kernel or by torch."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from quanterr.kernel.structs import CodesStruct, NumbersStruct
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.packing import pack_halves, pack_pairs
 
-HALVED = 32  # codes in a row that is packed by halves
-MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
+HALVED_CODES = 32  # codes in a row that is packed by halves
+MAGNITUDE_MASK = 0x7FFFFFFF  # bits of a float32 without its sign
 
 Round = Callable[[Tensor], Tensor]  # float32 numbers in units of a code, which may be overwritten → uint8 codes
 
@@ -49,8 +49,8 @@ def make_signed_bytes() -> Codes:
 
 def make_table(codes: Sequence[int], bounds: Tensor, round_by_torch: Round) -> Codes:
     """Return codes from a table: ``codes[i]`` is for numbers above ``i`` of the ascending ``bounds``, float32."""
-    own = torch.tensor(codes, dtype=torch.int32)
-    changes = own[:-1] ^ own[1:]
+    ordered = torch.tensor(codes, dtype=torch.int32)
+    changes = ordered[:-1] ^ ordered[1:]
     kernel = CodesStruct(kind=CodeKind.LISTED, first=codes[0], n_bounds=len(bounds))
     kernel.bounds, kernel.changes = bounds.data_ptr(), changes.data_ptr()
     return Codes(round_by_torch, kernel, (bounds, changes))
@@ -76,7 +76,8 @@ def find_codes(
     """Return the codes of (x - before) / units + after, (r, c) float32, as uint8 (r, c), or packed (r, c / 2).
 
     ``group`` columns share a unit; the last group of a row may have fewer. ``units``, ``before`` and ``after`` are
-    (1 or r, groups); ``multiply``: multiply by units instead. ``out`` receives the codes; its rows may lie apart.
+    (1 or r, groups); with ``multiply``, numbers are multiplied by units. ``out`` receives the codes; its rows need not
+    be contiguous.
     """
     kernel, (rows, cols) = choose_kernel().kernel, x.shape
     if kernel is None or group == 1 or not _can_pack(packing, group, cols):
@@ -88,8 +89,10 @@ def find_codes(
         out = torch.empty(rows, cols if packing == Packing.BYTES else cols // 2, dtype=torch.uint8)
     shape = rows if len(units) > 1 else 1, -(-cols // group)
     x = x.float().contiguous()
-    of_groups = [None if each is None else each.float().expand(shape).contiguous() for each in (units, before, after)]
-    addresses = [0 if each is None else each.data_ptr() for each in of_groups]
+    of_groups = [
+        None if numbers is None else numbers.float().expand(shape).contiguous() for numbers in (units, before, after)
+    ]
+    addresses = [0 if numbers is None else numbers.data_ptr() for numbers in of_groups]
     step = shape[1] if shape[0] > 1 else 0
     place = packing, out.data_ptr(), out.stride(0)
     numbers = NumbersStruct(x.data_ptr(), rows, cols, group, *addresses, step, multiply, *place)
@@ -98,9 +101,9 @@ def find_codes(
 
 
 def _can_pack(packing: Packing, group: int, cols: int) -> bool:
-    """Return whether the kernel can pack codes: halves of HALVED codes, or two codes of one group in each byte."""
+    """Return whether the kernel can pack codes: rows of HALVED_CODES codes, or two codes of one group in each byte."""
     if packing == Packing.HALVES:
-        return group == cols == HALVED
+        return group == cols == HALVED_CODES
     return packing == Packing.BYTES or (group % 2 == 0 and cols % 2 == 0)
 
 
@@ -127,9 +130,9 @@ def find_largest(x: Tensor) -> Tensor:
     kernel = choose_kernel().kernel
     if kernel is None:
         return x.gather(1, x.abs().argmax(1, keepdim=True))
-    x, found = x.float().contiguous(), torch.empty(len(x), 1)
-    kernel.library.quanterr_find_largest(x.data_ptr(), *x.shape, found.data_ptr())
-    return found
+    x, largest = x.float().contiguous(), torch.empty(len(x), 1)
+    kernel.library.quanterr_find_largest(x.data_ptr(), *x.shape, largest.data_ptr())
+    return largest
 
 
 def find_magnitudes(x: Tensor, size: int) -> Tensor:
@@ -139,9 +142,9 @@ def find_magnitudes(x: Tensor, size: int) -> Tensor:
     """
     kernel, n = choose_kernel().kernel, x.numel()
     if kernel is not None:
-        x, found = x.contiguous(), torch.empty(-(-n // size))
-        kernel.library.quanterr_find_magnitudes(x.data_ptr(), n, size, found.data_ptr())
-        return found
-    bits = x.reshape(-1).view(torch.int32) & MAGNITUDE  # as integers, whose maximum torch finds faster
-    most, rest = bits[: n // size * size].view(-1, size).amax(1), bits[n // size * size :]
-    return (torch.cat([most, rest.amax().view(1)]) if len(rest) else most).view(torch.float32)
+        x, largest = x.contiguous(), torch.empty(-(-n // size))
+        kernel.library.quanterr_find_magnitudes(x.data_ptr(), n, size, largest.data_ptr())
+        return largest
+    bits = x.reshape(-1).view(torch.int32) & MAGNITUDE_MASK  # torch finds the maximum of integers faster
+    of_whole_groups, rest = bits[: n // size * size].view(-1, size).amax(1), bits[n // size * size :]
+    return (torch.cat([of_whole_groups, rest.amax().view(1)]) if len(rest) else of_whole_groups).view(torch.float32)

@@ -1,6 +1,6 @@
-"""The sums of two weights, in float64 with every mask written out: the specification, which runs without the kernel.
+"""The specification of the sums of two weights, in float64, which also computes them if there is no kernel.
 
-native_sums.py computes them with the compiled kernel.
+native_sums.py computes the sums with the compiled kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from quanterr.metrics.peaks import WINDOW, CellGrid
 from quanterr.metrics.sums import KEPT_ROWS, RowSums, Sums, WorstPlace, exact
 from quanterr.tensors.chunks import Chunk
 
-FEW_ROWS = 1 << 12  # up to this many rows, a full sort is faster than topk
+MAX_SORTED_ROWS = 1 << 12  # up to this number of rows, a full sort is faster than topk
 
 Load = Callable[[Chunk], tuple[Tensor, Tensor]]  # chunk → x and y, (r, c)
 
@@ -27,7 +27,7 @@ class SumOptions(NamedTuple):
     importance: Importance | None = None
     matrix_rows: int = 0  # rows of each matrix in a stack; 0 for a single matrix
     cells: CellGrid | None = None  # grid of cells for which peaks are computed
-    normal: float = 0.0  # least normal number of a cast's dtype, for ``cast_max``; 0: not computed
+    normal: float = 0.0  # smallest normal number of a cast's dtype, for ``cast_max``; 0: not computed
 
 
 SUMS_ALONE = SumOptions()
@@ -101,7 +101,7 @@ def _sum_chunk_exactly(
 
 
 def add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> None:
-    """Add the row with the largest |e| and the few rows with the lowest SNR; all pieces of rows are kept.
+    """Add the row with the largest |e| and the few rows with the lowest SNR; parts of rows are all kept.
 
     ``rows``, (5, r) float64 on the CPU, has Σx², Σe², max |e|, Σxe and whether y is zero, for each row in order.
     """
@@ -125,18 +125,18 @@ def add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Te
     """Add the energies and the largest |e| of each matrix in a stack; ``rows`` is as in :func:`add_rows`."""
     numbers = torch.cat([torch.arange(chunk.row, chunk.stop_row) for chunk in chunks]) // matrix_rows
     for number in sorted(set(numbers.tolist())):
-        own = rows[:, numbers == number]
-        x_sq, e_sq = own[:2].sum(1).tolist()
-        sums.matrices[number] = RowSums.measured(x_sq, e_sq, float(own[2].amax()), False)
+        matrix = rows[:, numbers == number]
+        x_sq, e_sq = matrix[:2].sum(1).tolist()
+        sums.matrices[number] = RowSums.measured(x_sq, e_sq, float(matrix[2].amax()), False)
 
 
 def _find_worst_rows(rows: Tensor) -> Tensor:
     """Return the indices of the rows with the lowest SNR, the worst first; ties are in row order."""
     ratio = (rows[1] / rows[0]).nan_to_num(nan=0.0, posinf=inf)
-    if ratio.numel() <= FEW_ROWS:
+    if ratio.numel() <= MAX_SORTED_ROWS:
         return ratio.sort(descending=True, stable=True).indices[:KEPT_ROWS]
-    least = ratio.topk(KEPT_ROWS).values[-1]
-    candidates = (ratio >= least).nonzero().view(-1)  # topk does not define the order of ties
+    threshold = ratio.topk(KEPT_ROWS).values[-1]
+    candidates = (ratio >= threshold).nonzero().view(-1)  # topk does not define the order of ties
     return candidates[ratio[candidates].sort(descending=True, stable=True).indices[:KEPT_ROWS]]
 
 
@@ -150,9 +150,9 @@ def find_window_maxima(values: Tensor) -> Tensor:
     n, rows, cols = values.shape
     whole = cols // WINDOW * WINDOW
     bits = view_bits(values)
-    found = bits[:, :, :whole].reshape(n, rows, -1, WINDOW).amax(3)
-    found = found if whole == cols else torch.cat((found, bits[:, :, whole:].amax(2, keepdim=True)), 2)
-    return found.view(torch.float32)
+    maxima = bits[:, :, :whole].reshape(n, rows, -1, WINDOW).amax(3)
+    maxima = maxima if whole == cols else torch.cat((maxima, bits[:, :, whole:].amax(2, keepdim=True)), 2)
+    return maxima.view(torch.float32)
 
 
 def view_bits(magnitudes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The structs, functions and sizes of the kernel, read from c/kernel.h, which alone declares them."""
+"""The structs, functions and sizes of the kernel, as c/kernel.h declares them."""
 
 import ctypes
 import hashlib
@@ -10,13 +10,13 @@ from typing import Any
 
 HEADER = Path(__file__).parent / "c" / "kernel.h"
 ENUMS = HEADER.with_name("enums.h")  # made from enums.py
-# Of the header without its comments: "typedef struct { … } Name;", "EXPORT type name(…);".
+# Declarations in the header without comments, such as "typedef struct { … } Name;" and "EXPORT type name(…);".
 STRUCT = re.compile(r"typedef struct \{([^{}]*)\} (\w+);")
 SUM = re.compile(r"\bSUM_(\w+),")
 FUNCTION = re.compile(r"EXPORT (\w+) (quanterr_\w+)\(([^;]*)\);")
 SIZE = re.compile(r"#define (\w+) +(\d+)\s")
 DECLARATION = re.compile(r"(?:const )?(\w+) (.+)", re.DOTALL)
-DECLARED = re.compile(r"(\*?)(\w+)(?:\[(\w+)\])?")  # star of a pointer, name, length of an array
+DECLARATOR = re.compile(r"(\*?)(\w+)(?:\[(\w+)\])?")  # star of a pointer, name, length of an array
 SCALARS: dict[str, Any] = {
     "int": ctypes.c_int,
     "int32_t": ctypes.c_int32,
@@ -54,7 +54,7 @@ def read_fields(name: str, **structs: type[ctypes.Structure]) -> list[tuple[str,
     """Return the fields of a struct; ``structs`` are those that it contains, by name.
 
     Raises:
-        ValueError: the header's first comment does not allow a declaration.
+        ValueError: the header has a declaration in a form that its first comment does not allow.
     """
     known = SCALARS | structs
     declarations = filter(None, map(str.strip, _read_structs()[name].split(";")))
@@ -62,32 +62,32 @@ def read_fields(name: str, **structs: type[ctypes.Structure]) -> list[tuple[str,
 
 
 def _read_declaration(declaration: str, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    kind, names = _match(DECLARATION, declaration).groups()
+    type_name, names = _match(DECLARATION, declaration).groups()
     for text in names.split(","):
-        star, name, length = _match(DECLARED, text.strip()).groups()
-        if not star and known.get(kind) is None:
-            raise ValueError(f"{HEADER}: {declaration!r}: {kind} is not known")
-        one = ctypes.c_void_p if star else known[kind]
+        star, name, length = _match(DECLARATOR, text.strip()).groups()
+        if not star and known.get(type_name) is None:
+            raise ValueError(f"{HEADER}: {declaration!r}: {type_name} is not known")
+        field_type = ctypes.c_void_p if star else known[type_name]
         if length:
-            one *= int(length) if length.isdigit() else _read_sizes()[length]
-        yield name, one
+            field_type *= int(length) if length.isdigit() else _read_sizes()[length]
+        yield name, field_type
 
 
 def _match(pattern: re.Pattern[str], text: str) -> re.Match[str]:
-    found = pattern.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{HEADER}: {text!r} is not a declaration that is read")
-    return found
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{HEADER}: {text!r} is not a declaration in a form that this module reads")
+    return match
 
 
 def declare_functions(library: ctypes.CDLL) -> None:
-    """Give each function of a library its types; one that its instruction set lacks stays missing."""
+    """Give each function of a library its types; functions that its instruction set lacks are skipped."""
     for result, name, arguments in FUNCTION.findall(_read()):
         if hasattr(library, name):
             function = getattr(library, name)
-            each = arguments.split(",") if arguments != "void" else ()
-            kinds = [(argument, _match(DECLARATION, argument.strip())[1]) for argument in each]
-            types = [ctypes.c_void_p if "*" in argument else SCALARS[kind] for argument, kind in kinds]
+            texts = arguments.split(",") if arguments != "void" else ()
+            parameters = [(argument, _match(DECLARATION, argument.strip())[1]) for argument in texts]
+            types = [ctypes.c_void_p if "*" in argument else SCALARS[type_name] for argument, type_name in parameters]
             function.restype, function.argtypes = SCALARS[result], types
 
 
@@ -126,7 +126,7 @@ class RunStruct(ctypes.Structure):
 
 
 class RowsStruct(ctypes.Structure):
-    """Rows of both sides that were decoded, and the scales of the quantized one."""
+    """Decoded rows of both sides, and the scales of the quantized side."""
 
     _fields_ = read_fields("Rows")
 

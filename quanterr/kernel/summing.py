@@ -1,4 +1,4 @@
-"""The sums of two weights: by the compiled kernel, by Triton's, or by their specification in torch."""
+"""The sums of two weights, computed by the compiled kernel, by Triton's, or by the specification in torch."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from quanterr.tensors.workspace import Workspace
 
 
 class Summer:
-    """Computes sums with one thread's buffers."""
+    """A computer of sums, with the buffers of one thread."""
 
     def __init__(self, kernel: Kernel | None, workspace: Workspace, outlier: float) -> None:
         """Compute on the workspace's device; on the CPU, ``kernel`` is None for torch.
@@ -39,7 +39,7 @@ class Summer:
     ) -> Sums:
         """Compute the sums of a few chunks of a pair.
 
-        ``kept`` receives rows if the compiled kernel decodes them; then ``see`` is not called.
+        If the compiled kernel decodes the rows, ``kept`` receives them; otherwise ``see`` is called with them.
         """
         wide = any(operand.weight.needs_float64 for operand in operands)
         if self._is_fused and not wide:
@@ -48,7 +48,7 @@ class Summer:
         return self._sum_with_torch(operands, chunks, wanted, see) if sums is None else sums
 
     def sum_values(self, load: Load, chunk: Chunk, matrix: tuple[int, int], wanted: SumOptions, wide: bool) -> Sums:
-        """Compute the sums of a chunk of a weight of (rows, cols); ``wide``: its values are float64."""
+        """Compute the sums of a chunk of a weight of (rows, cols); ``wide`` means that its values are float64."""
         if self._native and not wide:
             sums = self._native.sum_values(*load(chunk), chunk, matrix)
             if sums is not None:

@@ -1,8 +1,8 @@
-"""The orders in which kernels read numbers: a matrix in tiles, each of which stores its numbers in its own order.
+"""Matrices that are stored in tiles, as runtimes' kernels read them.
 
 The axes of the stored numbers are letters, the slowest first, each followed by its size; R and C count tiles of rows
-and of columns. The digits of a number's row are some of these axes, the digits of its column the others. So tiles with
-the axes "R C a2 b4", rows "Rb" and columns "Ca" hold row 4 R + b and column 2 C + a of a matrix at [R, C, a, b].
+and of columns. Some of these axes are the digits of a number's row, the others those of its column. For example, tiles
+with the axes "R C a2 b4", rows "Rb" and columns "Ca" store row 4 R + b and column 2 C + a of a matrix at [R, C, a, b].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quanterr.kernel.packing import CodePacking
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
-BYTE = 8
+BYTE_BITS = 8
 
 
 class Tiles(NamedTuple):
@@ -34,23 +34,25 @@ class Tiles(NamedTuple):
 
     def read(self, key: str, entry: Entry, width: int, first: int, stop: int, workspace: Workspace) -> Tensor:
         """Read rows ``first:stop`` of a matrix of ``width`` columns: numbers as they are stored, or codes as uint8."""
-        found = _parse(self.axes, self.rows, self.cols)
-        height, across = found.height, -(-width // found.width)
+        parsed = _parse(self.axes, self.rows, self.cols)
+        height, n_across = parsed.height, -(-width // parsed.width)
         top, bottom = first // height, -(-stop // height)
-        size = prod(found.sizes) * self.bits // BYTE if self.bits else prod(found.sizes)  # bytes or numbers of a tile
+        size = (
+            prod(parsed.sizes) * self.bits // BYTE_BITS if self.bits else prod(parsed.sizes)
+        )  # bytes or numbers of a tile
         if self.axes.startswith("R"):
             read = workspace.read_bytes if self.bits else workspace.read
-            stored = read(key, entry, top * across * size, (bottom - top, across, size))
+            stored = read(key, entry, top * n_across * size, (bottom - top, n_across, size))
         else:
             whole = workspace.read_whole(key, entry)
-            stored = (whole.view(torch.uint8) if self.bits else whole).view(across, -1, size)[:, top:bottom]
+            stored = (whole.view(torch.uint8) if self.bits else whole).view(n_across, -1, size)[:, top:bottom]
         numbers = self._unpack(stored) if self.bits else stored
-        numbers = numbers.reshape(*numbers.shape[:2], *found.sizes).permute(found.order)
+        numbers = numbers.reshape(*numbers.shape[:2], *parsed.sizes).permute(parsed.order)
         return numbers.reshape((bottom - top) * height, -1)[first - top * height : stop - top * height, :width]
 
     def _unpack(self, stored: Tensor) -> Tensor:
         """Return the codes in bytes, (…, bytes) to (…, codes) uint8."""
-        codes = CodePacking("dense", self.bits).unpack(stored, 0, stored.shape[-1] * BYTE // self.bits)
+        codes = CodePacking("dense", self.bits).unpack(stored, 0, stored.shape[-1] * BYTE_BITS // self.bits)
         return codes.view(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2) if self.high_first else codes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import frexp
 from typing import NamedTuple
 
-from quanterr.kernel.levels import MANTISSA, Levels, Scaling
+from quanterr.kernel.levels import FLOAT32_MANTISSA, Levels, Scaling
 from quanterr.lazy_torch import Tensor, torch
 
 MAX_UNIT_DIFFERENCE = 0.05  # relative, between units of elements that share a scale, apart from column factors
@@ -293,7 +293,7 @@ def _round_to_powers(levels: Levels, needed: Tensor) -> list[Tensor]:
 
 def _make_power(exponent: Tensor) -> Tensor:
     """Return exactly 2^``exponent``, float32, for int32 exponents."""
-    return (exponent.clamp(-126, 127) + 127 << MANTISSA).view(torch.float32)
+    return (exponent.clamp(-126, 127) + 127 << FLOAT32_MANTISSA).view(torch.float32)
 
 
 def list_multiples(levels: Levels) -> Sequence[float]:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from quanterr.kernel.levels import EXPONENT, Levels, Scaling
+from quanterr.kernel.levels import FLOAT32_EXPONENT, Levels, Scaling
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
@@ -60,7 +60,7 @@ def measure_rounding(levels: Levels, x: Tensor, e: Tensor, scales: Scaling, work
     steps = 1.0  # steps per unit of ``errors``
     if levels.mantissa:  # each element has its own step, a power of two
         codes = torch.mul(x, inverse, out=workspace.buffer("codes", shape, torch.float32))
-        powers = codes.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).clamp_(min=levels.normal)
+        powers = codes.view(torch.int32).bitwise_and_(FLOAT32_EXPONENT).view(torch.float32).clamp_(min=levels.normal)
         errors.div_(powers)
         steps = 2.0**levels.mantissa
     errors = errors.view(-1)

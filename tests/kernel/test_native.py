@@ -35,7 +35,7 @@ from quanterr.formats import exl3, gguf_basic, gguf_codebook, gguf_ik, gguf_iq, 
 from quanterr.formats.shared import code_tiles, hadamard
 from quanterr.formats.shared.code_tiles import TileLayout
 from quanterr.kernel import library, rotation, rounding, structs
-from quanterr.kernel.decoder import MOST_ROTATED
+from quanterr.kernel.decoder import MAX_ROTATED_COLUMNS
 from quanterr.kernel.decoding import decode, measure_error
 from quanterr.kernel.enums import ElementType, Packing
 from quanterr.kernel.interpreter import decoder_of
@@ -1077,7 +1077,7 @@ class TestBuild:
         assert int(found["KEPT_ROWS"]) == KEPT_ROWS
         assert int(found["RANKS"]) == len(PERCENTILES)
         assert int(found["WINDOW"]) == WINDOW
-        assert int(found["SEGMENT"]) == MOST_ROTATED
+        assert int(found["SEGMENT"]) == MAX_ROTATED_COLUMNS
 
     def test_samples_have_the_same_limits_as_torch(self):
         """The limits may be stricter, so that torch looks at all doubtful regions; every field has a value."""

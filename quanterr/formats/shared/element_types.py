@@ -7,7 +7,7 @@ from math import inf, nan
 
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, ElementType, Parts
-from quanterr.kernel.decoder import OfBlocks
+from quanterr.kernel.decoder import BlockNumbers
 from quanterr.kernel.grid import Grid, look_up_bytes
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
@@ -26,9 +26,9 @@ ELEMENTS = {
 
 def read_one_by_one(
     parts: Parts,
-    scale: OfBlocks | None = None,
+    scale: BlockNumbers | None = None,
     group: int = 0,
-    zero: OfBlocks | None = None,
+    zero: BlockNumbers | None = None,
     factor: float | Grid | None = None,
     columns: Entry | None = None,
 ) -> Decoder:

@@ -6,15 +6,15 @@ codes    u8 or i8    (rows / 2, cols), or (experts, rows / 2, cols): the even ro
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Decoder, Order
 from quanterr.formats.shared import element_types
-from quanterr.kernel.decoder import OfBlocks, SharedBytes
+from quanterr.kernel.decoder import BlockNumbers, SharedBytes
 from quanterr.kernel.grid import Grid
 
 
 def read_pairs_of_rows(
     codes: Entry,
-    scale: OfBlocks,
+    scale: BlockNumbers,
     group: int,
-    zero: OfBlocks | None = None,
+    zero: BlockNumbers | None = None,
     levels: tuple[float, ...] = element_types.INT4,
     factor: Grid | None = None,
 ) -> Decoder:

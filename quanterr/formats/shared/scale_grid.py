@@ -35,7 +35,7 @@ from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import check_granularity, check_labels
 from quanterr.formats.shared.padding import check_unpadded
 from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
-from quanterr.kernel.grid import E8M0, FEW, Grid, decode_e8m0
+from quanterr.kernel.grid import E8M0, MAX_READ_WHOLE, Grid, decode_e8m0
 from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import OF_DTYPE
 from quanterr.lazy_torch import Tensor, torch
@@ -84,7 +84,7 @@ def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
 def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
     """Yield all scales as float32, some at a time, for statistics."""
     to_float = decode_e8m0 if entry.dtype in EXPONENTS else torch.Tensor.float
-    if entry.n <= FEW:  # usually in the workspace already
+    if entry.n <= MAX_READ_WHOLE:  # usually in the workspace already
         yield to_float(workspace.read_whole("scale", entry)).view(-1)
         return
     for first in range(0, entry.n, at_once):

@@ -15,7 +15,7 @@ from functools import partial
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, Order, Workspace
 from quanterr.formats.shared.element_types import list_integers
-from quanterr.kernel.decoder import OfBlocks, SharedBytes
+from quanterr.kernel.decoder import BlockNumbers, SharedBytes
 from quanterr.kernel.grid import Grid
 from quanterr.lazy_torch import Tensor, torch
 
@@ -52,9 +52,9 @@ class Planes:
         self,
         matrix: tuple[int, int],
         group: int,
-        scale: OfBlocks,
-        zero: OfBlocks | None = None,
-        shift: OfBlocks | None = None,
+        scale: BlockNumbers,
+        zero: BlockNumbers | None = None,
+        shift: BlockNumbers | None = None,
         levels: tuple[float, ...] = (),
         factor: Grid | None = None,
     ) -> Decoder:
