@@ -27,7 +27,7 @@ LAYERS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1,
 
 class TestBudget:
     @pytest.mark.parametrize(
-        ("text", "found"),
+        ("text", "budget"),
         [
             ("1000000", Budget(1e6)),
             ("500MiB", Budget(500 * 2**20)),

@@ -431,7 +431,7 @@ class TestGates:
         assert ("fail", [f"quantized: {gates[1].message}"]) == (judged.verdict, judged.reasons)
 
     @pytest.mark.parametrize(
-        ("rule", "told"),
+        ("rule", "message"),
         [
             ("kld_men <= 1", "no metric of the evaluation named kld_men; did you mean kld_mean, "),
             ("kld_mean", "expected one of < <= "),
@@ -514,7 +514,7 @@ class TestInvalidInputs:
             quanterr.evaluate(folder, [llama[1]], tokens=llama[3], context=CONTEXT)
 
     @pytest.mark.parametrize(
-        ("fields", "told"),
+        ("fields", "message"),
         [
             ({"model_type": "nothing_known"}, "transformers has no model nothing_known"),
             ({"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}, "declares a quantized model"),
@@ -634,7 +634,7 @@ class TestTasks:
         assert p == mcnemar(lost, won) == mcnemar(won, lost)
 
     @pytest.mark.parametrize(
-        ("line", "told"),
+        ("line", "message"),
         [
             ("x", "line 1: no question; write it as"),
             ('{"question": "a", "choices": [" b"], "answer": 0}', "at least two texts"),

@@ -139,7 +139,7 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said"),
+    ("name", "changed", "message"),
     [
         ("llama", {"llama.attention.temperature_scale": 0.1}, "llama.attention.temperature_scale may change what"),
         ("llama", {"llama.rope.scaling.type": "dynamic"}, "rotations are scaled as dynamic"),
@@ -179,7 +179,7 @@ def test_metadata_refused_by_transformers_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"tokenizer.ggml.pre": "falcon"}, "tokenizer.ggml.pre is falcon"),
         ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model is rwkv"),

@@ -246,7 +246,7 @@ class TestGate:
         assert Status.GATE_FAILED == evaluate(folder, "quantized", "-q", "--thresholds", path).returncode
 
     @pytest.mark.parametrize(
-        ("text", "told"),
+        ("text", "message"),
         [
             ("schema = 1\n", "has no [[rule]]"),
             ('schema = 1\n[[rule]]\nid = "a"\nrequire = "snr_db >= 3"\n', 't.toml:2: rule "a": require: '),
@@ -456,7 +456,7 @@ class TestPpl:
             compute_ratio([[-1.0]], [[-1.0, -2.0]])
 
     @pytest.mark.parametrize(
-        ("line", "told"),
+        ("line", "message"),
         [
             ("{", "line 1: not JSON"),
             ('{"a": 1}', "no list of log-probabilities"),

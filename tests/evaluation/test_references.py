@@ -87,7 +87,7 @@ def kept(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"context": 16}, f"context differs: 16, and {CONTEXT} in the reference"),
         ({"chunks": 5}, f"the number of chunks differs: 5, and {TOKENS // CONTEXT} in the reference"),

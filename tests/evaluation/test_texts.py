@@ -150,7 +150,7 @@ class TestChat:
             template(original, TURNS + PROMPT)
 
     @pytest.mark.parametrize(
-        ("line", "told"),
+        ("line", "message"),
         [
             ("x", "line 1: not JSON"),
             ('{"role": "user"}', "line 1: no conversation"),

@@ -65,7 +65,7 @@ def test_producer_files_lack_no_scale(producer, setting, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("without", "told"),
+    ("without", "message"),
     [
         (".k_scale", "scales of keys are missing for 1 attention module: model.layers.0.self_attn; vLLM refuses"),
         (".v_scale", "scales of values are missing for 1 attention module: model.layers.0.self_attn; vLLM uses those"),

@@ -223,7 +223,7 @@ def test_vocabulary_is_cropped_with_a_note(tmp_path, more, severity):
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("one", "other"),
+        ("first", "second"),
         [
             ("model.layers.0.mlp.up_proj.weight", "language_model.model.layers.0.mlp.up_proj.weight"),
             ("model.language_model.layers.0.x.weight", "module._orig_mod.layers.0.x.weight"),
@@ -244,7 +244,7 @@ class TestNames:
         assert canonicalize(first) == canonicalize(second)
 
     @pytest.mark.parametrize(
-        ("one", "other"),
+        ("first", "second"),
         [
             ("visual.blocks.0.q_proj.weight", "model.blocks.0.q_proj.weight"),
             ("layers.0.q_proj.weight", "layers.0.q_proj.bias"),

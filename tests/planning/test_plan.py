@@ -163,7 +163,7 @@ class TestChoice:
             assert all(point.cost <= uniform.cost + 1e-9 for point in new_plan.curve if point.bytes >= uniform.bytes)
 
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "message"),
         [
             ({}, "give one goal"),
             ({"bits": 4, "size": 1e6}, "give one goal"),
@@ -437,7 +437,7 @@ class TestExports:
             assert (layer.recipe == ORIGINAL) == how.get("skip", False)
 
     @pytest.mark.parametrize(
-        ("consumer", "to", "told"),
+        ("consumer", "to", "message"),
         [
             ("convert_to_quant", "nvfp4", "convert_to_quant does not write nvfp4"),
             ("llama-quantize", "int4_g32", "llama-quantize does not write int4_g32"),

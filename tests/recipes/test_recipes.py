@@ -369,7 +369,7 @@ class TestNames:
         ] == names  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("name", "told"),
+        ("name", "message"),
         [
             ("fp8_rows", "did you mean fp8_row"),
             ("int9_g32", "is not a recipe"),

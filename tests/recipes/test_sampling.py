@@ -168,7 +168,7 @@ def test_rules_are_refused_in_the_library_too(original):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--require", "snr_db >= 3"), "--sample cannot be combined with rules, which need all rows"),
         (("--resume", "j"), "--resume: needs all rows"),

@@ -120,7 +120,7 @@ class TestLevels:
     @pytest.mark.parametrize("write", LEVELS)
     @pytest.mark.parametrize("times", [3.0, 8.0, 20.0])
     def test_excessive_scales_lose_the_calculated_amount(self, tmp_path, write, times):
-        """The expected loss is computed by other formulas in float64; only some groups are sampled, so 1 dB is allowed."""
+        """The expected loss is computed by other formulas in float64; some groups are sampled, so 1 dB is allowed."""
         x = weight()
         stored, y = write(x, times)
         lost = snr_db(x, write(x, 1.0)[1]) - snr_db(x, y)

@@ -35,7 +35,7 @@ def test_unconnected_tasks_are_counted_by_the_first(environment, expected):
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         ({"WORLD_SIZE": "two"}, "RANK, WORLD_SIZE, .* must be whole numbers"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK 2 is not below WORLD_SIZE 2"),
