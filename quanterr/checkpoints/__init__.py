@@ -22,7 +22,7 @@ from quanterr.checkpoints import (
 from quanterr.checkpoints.base import Checkpoint, CheckpointFile, Entry, Unread, close_all, make_open_error
 from quanterr.checkpoints.ggml_blocks import type_blocks
 from quanterr.checkpoints.gguf_metadata import GgufMetadata
-from quanterr.checkpoints.modules import WHOLE, find_modules
+from quanterr.checkpoints.modules import MODEL_FILE, find_modules
 from quanterr.checkpoints.places import (
     Place,
     find_missing,
@@ -33,7 +33,7 @@ from quanterr.checkpoints.places import (
     read_small_file,
 )
 from quanterr.checkpoints.stores import remote_path
-from quanterr.checkpoints.unread import ADAPTER, COMPUTED, WEIGHTS, find_unread
+from quanterr.checkpoints.unread import ADAPTER, COMPUTED, WEIGHT_SUFFIXES, find_unread
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, strip_credentials
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 GGUF = ".gguf"
-SUFFIXES = (*WEIGHTS, GGUF)
+SUFFIXES = (*WEIGHT_SUFFIXES, GGUF)
 INDEX_SUFFIX = ".safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 PICKLE_INDEX_SUFFIX = ".bin.index.json"
@@ -357,7 +357,7 @@ def _open_files(
             if not ggufs:
                 modules = find_modules(folder)
         for module in modules:
-            files.append(open_file(folder / module / WHOLE))
+            files.append(open_file(folder / module / MODEL_FILE))
             found, header, odd = safetensors_file.read_header(files[-1], lenient)
             metadata.append(header)
             notes += odd
@@ -418,7 +418,7 @@ def _read_header(
             found[2].append(f"{file}: is a safetensors file, despite its name")
         return *found, []
     header = gguf_file.read_header(file, lenient)
-    if file.path.suffix in WEIGHTS:
+    if file.path.suffix in WEIGHT_SUFFIXES:
         header.notes.append(f"{file}: is a GGUF file, despite its name")
     return *header, []
 
@@ -465,7 +465,7 @@ def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
     }
     found = [match for name in stored if (match := SHARD.fullmatch(name))]
     names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
-    names += [WHOLE] if WHOLE in stored else []
+    names += [MODEL_FILE] if MODEL_FILE in stored else []
     return [name for name in names if paths[0].parent / name not in paths]
 
 

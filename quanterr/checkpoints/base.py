@@ -55,13 +55,13 @@ MAX_DIMENSIONS = 32
 MAX_DIMENSION = 2**40
 MAX_NAME = 4096  # characters
 
-# A digest covers the first BEGINNING bytes of a file, and SAMPLES blocks of SAMPLED bytes.
-BEGINNING, SAMPLES, SAMPLED = 1 << 16, 16, 1 << 12
+# A digest covers the first bytes of a file, and some blocks that are evenly spread over it.
+DIGEST_BEGINNING, DIGEST_BLOCKS, DIGEST_BLOCK_BYTES = 1 << 16, 16, 1 << 12
 RETRIES = 3  # a network file system may fail temporarily
 
 
 class CheckpointFile:
-    """An open file that is read by position and must not change meanwhile: see :meth:`check_unchanged`."""
+    """An open file that is read by position; :meth:`check_unchanged` finds out whether it has changed meanwhile."""
 
     descriptor = -1  # of the open file, for the compiled kernel; -1 for a remote one
     is_certain = False  # True: names and shapes alone identify the weights, so no samples are read to confirm them
@@ -145,11 +145,11 @@ class CheckpointFile:
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the file's beginning and a few blocks; None for a remote file."""
-        found = sha256(self.read(0, min(BEGINNING, self.size)))
-        n = min(SAMPLED, self.size)
-        for k in range(SAMPLES):
-            found.update(self.read((self.size - n) * k // (SAMPLES - 1), n))
-        return found.hexdigest()
+        checksum = sha256(self.read(0, min(DIGEST_BEGINNING, self.size)))
+        n = min(DIGEST_BLOCK_BYTES, self.size)
+        for k in range(DIGEST_BLOCKS):
+            checksum.update(self.read((self.size - n) * k // (DIGEST_BLOCKS - 1), n))
+        return checksum.hexdigest()
 
     @property
     def tag(self) -> str | None:
@@ -157,10 +157,10 @@ class CheckpointFile:
         return None
 
     def utf8_path(self) -> str:
-        """Return a UTF-8 path of this file for libraries that need one: the path itself, else the descriptor's path.
+        """Return a UTF-8 path of this file for libraries that need one: its path, or the path of its descriptor.
 
         Raises:
-            CheckpointError: the file has neither.
+            CheckpointError: neither path is UTF-8.
         """
         try:
             str(self.path).encode()
@@ -171,7 +171,7 @@ class CheckpointFile:
         return str(self.path)
 
     def probe(self) -> None:
-        """Raise ResourceError if no more files can be opened, which would explain why a library failed."""
+        """Raise ResourceError if no more files can be opened, which explains the failure of a library."""
         try:
             os.close(_open(self.path))
         except OSError as error:
@@ -268,7 +268,7 @@ class Checkpoint:
     """An open checkpoint: named entries in one or several files, from headers alone.
 
     ``metadata`` has the ``__metadata__`` of each file. ``config`` maps names of config files, such as ``config.json``,
-    to their content, {} if that is no JSON object: hints, which are checked against the tensors. ``gguf`` is the
+    to their content, {} if that is no JSON object; the content is checked against the tensors. ``gguf`` is the
     metadata of a GGUF file. ``folder`` is the folder of the files; None for a checkpoint made on the fly. ``unread``
     lists files of weights in the folder that do not belong to the checkpoint. ``source`` is the checkpoint from which
     this one reads its entries under other names. ``modules`` are folders whose tensors have the folder in front of
@@ -291,7 +291,7 @@ class Checkpoint:
 
     @cached_property
     def model_config(self) -> JsonObject:
-        """The content of config.json; in a multimodal model's, keys of the language model replace keys at the top."""
+        """The content of config.json; for a multimodal model, keys of the language model replace those at the top."""
         main = self.config.get("config.json", {})
         return main | as_object(main.get("text_config")) | as_object(main.get("llm_config"))
 
@@ -339,7 +339,7 @@ def refuse(message: str, lenient: bool, notes: list[str]) -> None:
 
 
 def make_joined_error(file: CheckpointFile, begin: int, remedy: str) -> CheckpointError:
-    """Return the error for a file with another whole file behind its last tensor, from byte ``begin`` on."""
+    """Return the error for a file in which another file follows the last tensor, from byte ``begin`` on."""
     return CheckpointError(
         f"{file}: another file begins at byte {begin:,}, after the last tensor: shards were joined, as cat joins them, "
         f"and loaders would read only the first. {remedy}, or cut them apart: head -c {begin} and tail -c +{begin + 1}"

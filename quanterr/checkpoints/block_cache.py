@@ -1,6 +1,6 @@
-"""A cache on disk for ranges of a store's files (``--cache``), for the next run.
+"""A cache on disk for ranges of a store's files (``--cache``), which later runs read.
 
-Each range is one file with the bytes and, as a crash may leave damaged files, their digest. Its key is the address and
+Each range is a file with the bytes and, as a crash may damage files, their digest. Its key is made from the address and
 the version of the remote file, so a file that was replaced is fetched again.
 """
 
@@ -13,7 +13,7 @@ from quanterr.errors import ResourceError
 from quanterr.util.atomic_file import replace_atomically
 from quanterr.util.text import display
 
-DIGEST = 16  # bytes of a digest
+DIGEST_BYTES = 16
 
 
 class CachedStore:
@@ -48,34 +48,34 @@ class CachedStore:
         if version.tag is None:
             return self._store.fetch(path, begin, end, version)
         key = blake2b(
-            repr((self._store.show_address(path), version.size, version.tag)).encode(), digest_size=DIGEST
+            repr((self._store.show_address(path), version.size, version.tag)).encode(), digest_size=DIGEST_BYTES
         ).hexdigest()
         place = self._folder / key / f"{begin}-{end}"
-        found = _read_kept(place)
-        if found is None:
-            found = self._store.fetch(path, begin, end, version)
+        content = _read_cached(place)
+        if content is None:
+            content = self._store.fetch(path, begin, end, version)
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with replace_atomically(place) as file:  # other processes may read the cache meanwhile
-                    file.write(found)
-                    file.write(_digest(found))
+                    file.write(content)
+                    file.write(_digest(content))
             except OSError as error:
                 raise ResourceError(
                     f"{display(str(self._folder))}: {error.strerror}; the cache cannot be written: free space, "
                     "choose another --cache, or omit it"
                 ) from error
-        return found
+        return content
 
 
 def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=DIGEST).digest()
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def _read_kept(place: Path) -> bytes | None:
+def _read_cached(place: Path) -> bytes | None:
     """Return the cached bytes; None if there are none or they are damaged."""
     try:
         stored = place.read_bytes()
     except OSError:
         return None
-    content, digest = stored[:-DIGEST], stored[-DIGEST:]
+    content, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
     return content if _digest(content) == digest else None

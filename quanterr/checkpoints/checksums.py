@@ -1,4 +1,4 @@
-"""SHA-256 of files, as they are and as the Hugging Face hub states them.
+"""SHA-256 of files: computed from their content, and as the Hugging Face hub states them.
 
     hf://…                       the LFS object of the file at its commit, in the hub's list of files
     the local cache              the name of the blob that a snapshot links to: hub/models--…/blobs/<SHA-256>
@@ -18,10 +18,10 @@ from quanterr.checkpoints.remote import RemoteFile
 from quanterr.util.small_file import read_small
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
-PIECE = 8 << 20  # bytes hashed at a time
-AHEAD = 4  # blocks requested in advance
-METADATA = ".cache/huggingface/download"  # in the folder of a download
-MAX_METADATA = 1000  # bytes
+BLOCK_BYTES = 8 << 20  # bytes hashed at a time
+BLOCKS_AHEAD = 4  # blocks requested in advance
+METADATA_FOLDER = ".cache/huggingface/download"  # in the folder of a download
+MAX_METADATA_BYTES = 1000  # bytes
 BLOBS = "blobs"
 
 
@@ -36,11 +36,11 @@ def find_stated_sha256(file: CheckpointFile) -> str | None:
 
 
 def _read_metadata(path: Path) -> str | None:
-    """Return what huggingface_hub has recorded for a downloaded file, in any folder above the file."""
+    """Return the SHA-256 that huggingface_hub has recorded for a downloaded file, in any folder above the file."""
     for folder in path.parents:
-        note = folder / METADATA / f"{path.relative_to(folder)}.metadata"
+        note = folder / METADATA_FOLDER / f"{path.relative_to(folder)}.metadata"
         try:
-            lines = read_small(note, MAX_METADATA).decode().splitlines()
+            lines = read_small(note, MAX_METADATA_BYTES).decode().splitlines()
         except (OSError, ValueError):
             continue
         return lines[1] if len(lines) > 1 and SHA256.fullmatch(lines[1]) else None
@@ -54,10 +54,10 @@ def compute_sha256(file: CheckpointFile) -> str:
         CheckpointError: the file cannot be read.
         ResourceError: the store does not answer.
     """
-    found, buffer = sha256(), memoryview(bytearray(min(PIECE, file.size)))
-    for begin in range(0, file.size, PIECE):
-        file.will_need(begin, min(AHEAD * PIECE, file.size - begin))
-        piece = buffer[: file.size - begin]
-        file.read_into(piece, begin)
-        found.update(piece)
-    return found.hexdigest()
+    checksum, buffer = sha256(), memoryview(bytearray(min(BLOCK_BYTES, file.size)))
+    for begin in range(0, file.size, BLOCK_BYTES):
+        file.will_need(begin, min(BLOCKS_AHEAD * BLOCK_BYTES, file.size - begin))
+        block = buffer[: file.size - begin]
+        file.read_into(block, begin)
+        checksum.update(block)
+    return checksum.hexdigest()

@@ -44,8 +44,8 @@ class Filesystem:
 
     def list_names(self, folder: str) -> list[str] | None:
         """Return the names in a folder, sorted."""
-        found = self._translate_errors(folder, lambda: self._fs.ls(folder, detail=False))
-        names = {PurePosixPath(one).name for one in found if PurePosixPath(one) != PurePosixPath(folder)}
+        paths = self._translate_errors(folder, lambda: self._fs.ls(folder, detail=False))
+        names = {PurePosixPath(path).name for path in paths if PurePosixPath(path) != PurePosixPath(folder)}
         return sorted(names)
 
     def version(self, path: str) -> Version:
@@ -64,13 +64,13 @@ class Filesystem:
         def ask() -> bytes:
             if self._scheme == "s3" and version.tag:
                 return self._s3_range(path, begin, end, version.tag)
-            found: bytes = self._fs.cat_file(path, start=begin, end=end)
-            return found
+            content: bytes = self._fs.cat_file(path, start=begin, end=end)
+            return content
 
-        found: bytes = self._translate_errors(path, ask, version)
-        if len(found) != end - begin:
-            raise RetryableError(f"received {len(found):,} of {end - begin:,} bytes")
-        return found
+        content: bytes = self._translate_errors(path, ask, version)
+        if len(content) != end - begin:
+            raise RetryableError(f"received {len(content):,} of {end - begin:,} bytes")
+        return content
 
     def _s3_range(self, path: str, begin: int, end: int, tag: str) -> bytes:
         from fsspec.asyn import sync  # type: ignore[import-untyped]
@@ -80,11 +80,11 @@ class Filesystem:
         async def get() -> bytes:
             span = f"bytes={begin}-{end - 1}"
             answer = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span, IfMatch=tag)
-            found: bytes = await answer["Body"].read()
-            return found
+            content: bytes = await answer["Body"].read()
+            return content
 
-        found: bytes = sync(self._fs.loop, get)
-        return found
+        content: bytes = sync(self._fs.loop, get)
+        return content
 
     def _translate_errors(self, path: str, ask: Callable[[], Any], version: Version | None = None) -> Any:
         where = display(self.show_address(path))
@@ -107,8 +107,8 @@ class Filesystem:
 
 def _suggest_names(store: Filesystem, path: str) -> str:
     """Return the end of an error message that suggests similar names in the folder; empty if there are none."""
-    own = PurePosixPath(path)
+    wanted = PurePosixPath(path)
     with suppress(Exception):
-        near = get_close_matches(own.name, store.list_names(str(own.parent)) or [], n=3, cutoff=0.6)
+        near = get_close_matches(wanted.name, store.list_names(str(wanted.parent)) or [], n=3, cutoff=0.6)
         return f"; did you mean {listed(near)}?" if near else ""
     return ""

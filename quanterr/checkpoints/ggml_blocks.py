@@ -1,4 +1,4 @@
-"""Blocks of ggml in safetensors: bytes that a configuration declares to be the blocks of a GGUF file.
+"""Blocks of ggml in safetensors: tensors of bytes that a configuration declares to be blocks of a ggml type.
 
     GPTQModel, quant_method gguf     X.qweight  U8 (rows, bytes of a row); bits and format name the type: 4, q_k_m
     ModelOpt, packing ggml           X.weight   U8 (rows, blocks of a row, bytes of a block); quant_algo is the type
@@ -20,46 +20,48 @@ from quanterr.errors import CheckpointError
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
 
-CODES = ".qweight"
-GGUF = "gguf"  # quant_method
+CODES_SUFFIX = ".qweight"
+GGUF_METHOD = "gguf"  # quant_method
 # GPTQModel's (bits, format without the quality) → type.
 TYPES = {(4, "q_0"): "Q4_0", (8, "q_0"): "Q8_0", (4, "q_k"): "Q4_K", (5, "q_k"): "Q5_K", (6, "q_k"): "Q6_K"}
 
 
 def type_blocks(entries: Mapping[str, Entry], config: Mapping[str, JsonObject]) -> dict[str, Entry]:
-    """Return the entries; those that hold ggml blocks get the name, the shape and the ggml type of the weight.
+    """Return the entries; entries with ggml blocks get the name, the shape and the ggml type of the weight.
 
     Raises:
-        CheckpointError: the configuration names a type that is not known, or one whose blocks do not fit the bytes.
+        CheckpointError: the configuration names an unknown type, or a type whose blocks do not fit the bytes.
     """
     files = list(config.values())
-    declared = [one for content in files for one in (content, *content.values()) if isinstance(one, dict)]
+    declared = [section for content in files for section in (content, *content.values()) if isinstance(section, dict)]
     return dict(_type_each(entries, declared))
 
 
 def _type_each(entries: Mapping[str, Entry], declared: list[JsonObject]) -> Iterator[tuple[str, Entry]]:
-    whole = next((one for one in declared if one.get("quant_method") == GGUF), None)
+    global_config = next((section for section in declared if section.get("quant_method") == GGUF_METHOD), None)
     layers = {
         name: layer["quant_algo"]
-        for one in declared
-        for name, layer in as_object(one.get("quantized_layers")).items()
+        for section in declared
+        for name, layer in as_object(section.get("quantized_layers")).items()
         if isinstance(layer, dict) and layer.get("packing") == "ggml"
     }
     for name, entry in entries.items():
-        if whole is not None and name.endswith(CODES) and entry.dtype == "U8":
-            bits, words = whole.get("bits"), str(whole.get("format"))
-            found = TYPES.get((bits, "_".join(words.split("_")[:2]))) if isinstance(bits, int) else None
-            made = _retype(entry, f"{name.removesuffix(CODES)}.weight", found, f"bits {bits} and format {words}")
-            yield made.name, made
-        elif entry.dtype == "U8" and (kind := layers.get(name.removesuffix(".weight"))) is not None:
-            yield name, _retype(entry, name, kind, f"quant_algo {kind}")
+        if global_config is not None and name.endswith(CODES_SUFFIX) and entry.dtype == "U8":
+            bits, words = global_config.get("bits"), str(global_config.get("format"))
+            type_name = TYPES.get((bits, "_".join(words.split("_")[:2]))) if isinstance(bits, int) else None
+            typed = _retype(
+                entry, f"{name.removesuffix(CODES_SUFFIX)}.weight", type_name, f"bits {bits} and format {words}"
+            )
+            yield typed.name, typed
+        elif entry.dtype == "U8" and (algorithm := layers.get(name.removesuffix(".weight"))) is not None:
+            yield name, _retype(entry, name, algorithm, f"quant_algo {algorithm}")
         else:
             yield name, entry
 
 
-def _retype(entry: Entry, name: str, kind: object, declared: str) -> Entry:
+def _retype(entry: Entry, name: str, type_name: object, declared: str) -> Entry:
     """Return the entry as a weight of a ggml type, with as many columns as its blocks have elements."""
-    known = OF_NAME.get(kind) if isinstance(kind, str) else None
+    known = OF_NAME.get(type_name) if isinstance(type_name, str) else None
     if known is None or known.head or known.tail or known.rows > 1:  # no producer stores other types in safetensors
         raise CheckpointError(
             f"{entry.file}: {display(entry.name)}: quanterr cannot read {declared}, which the configuration declares"

@@ -13,7 +13,7 @@ class GgmlType(NamedTuple):
     """A tensor type. A row consists of whole blocks, without padding between them.
 
     ``head`` bytes precede the blocks of each row. If ``rows`` is not 1, that many rows are interleaved: first their
-    heads, then the bytes of all first blocks, in the type's own order, then the bytes of all second blocks.
+    heads, then the bytes of all first blocks, in an order that depends on the type, then those of all second blocks.
     """
 
     number: int  # id in a GGUF file
@@ -123,10 +123,10 @@ _TYPES = (
     GgmlType(398, "Q8_KV_R8", 32, 32, head=4, rows=8),
     GgmlType(399, "Q8_K_R8", 256, 258, rows=8),
 )
-TYPES = {one.number: one.name for one in _TYPES}
-OF_NAME = {one.name: one for one in _TYPES if one.n_bytes}  # the types with blocks
+TYPES = {row.number: row.name for row in _TYPES}
+OF_NAME = {row.name: row for row in _TYPES if row.n_bytes}  # the types with blocks
 # Name → (elements, bytes) of a block.
-BLOCKS = {name: (one.elements, one.n_bytes) for name, one in OF_NAME.items()}
+BLOCKS = {name: (row.elements, row.n_bytes) for name, row in OF_NAME.items()}
 
 _BITNET = "microsoft/BitNet's fork of llama.cpp"  # its ggml/include/ggml.h has reused the ids of removed types
 _IK = "ik_llama.cpp"
@@ -165,11 +165,11 @@ IN_FORKS = {
     39: ("TL2", f"as {_BITNET} may have it: too few bytes are stored for MXFP4, which has this id in llama.cpp"),
 }
 
-# Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). For Q4_1 and
-# Q5_1 that is Q8_1: Q8_0 with the sum of each block, whose rounding to float16 adds an error of up to 2^-11 of the sum.
+# Name → the scheme by which llama.cpp's CPU backend rounds the inputs of such a weight (its vec_dot_type). Q4_1 and
+# Q5_1 have Q8_1: Q8_0 with the sum of each block in float16, which adds an error of up to 2^-11 of the sum.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
-# For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Those without a scheme have inputs in blocks of other sizes,
-# or that are rotated (PrismML's).
+# For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Types without a scheme have inputs in blocks of other sizes,
+# or rotated inputs (PrismML's).
 _OTHER_INPUTS = frozenset(
     {"PQ2_0", "PTQ1_0", "I2_S", "Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"}
 )

@@ -48,27 +48,27 @@ from quanterr.version import __version__
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ALIGNMENT = 32  # if the file declares none
+DEFAULT_ALIGNMENT = 32  # if the file declares none
 ALIGNMENT_KEY = "general.alignment"
 ALIGNMENT_TYPE = 4  # required type (u32) of the key: llama.cpp and the gguf package reject any other
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 TOKENIZER, TOKENIZER_MODEL = "tokenizer.", "tokenizer.ggml.model"  # llama.cpp refuses a file without the second
 I2_S = 36
-NEEDED = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")
+REQUIRED_INTEGERS = (ORIGINAL_SHAPE, ALIGNMENT_KEY, "split.")  # keys whose values must be whole numbers or shapes
 
 MAX_KEYS = 1 << 17
 MAX_KEY = 65_535  # bytes, the format's own limit
 MAX_TENSOR_DIMENSIONS = 5  # ggml has 4; ComfyUI-GGUF adds the kernels of video models
-MAX_BYTES = 1 << 63  # most bytes of a tensor
+MAX_TENSOR_BYTES = 1 << 63
 MAX_ALIGNMENT = 1 << 30
 MAX_KEPT_TEXT = 4096  # bytes; longer texts are chat templates
 MAX_KEPT_ARRAY = 1024  # elements; longer arrays are vocabularies
 MAX_TEXTS = 1 << 24  # texts in an array, which must be read or skipped one by one
 MAX_TOKEN = 1 << 16  # bytes of a text in an array
-LEAST_KEY = 13  # fewest bytes of a key: an empty name and the shortest value
-LEAST_TENSOR = 24  # fewest bytes of a tensor: no name and no dimensions
+MIN_KEY_BYTES = 13  # size of a key with an empty name and the shortest value
+MIN_TENSOR_BYTES = 24  # size of a tensor in the header without name and dimensions
 
-WINDOW = 1 << 20  # bytes of the header read at a time
+WINDOW_BYTES = 1 << 20  # bytes of the header read at a time
 
 U32, U64 = Struct("<I"), Struct("<Q")
 SCALARS = {
@@ -112,7 +112,7 @@ class _Cursor:
         self._require(n, what)
         begin = self.at - self._start
         if begin + n > len(self._window):
-            self._window, self._start = self.file.read(self.at, min(max(n, WINDOW), self.left)), self.at
+            self._window, self._start = self.file.read(self.at, min(max(n, WINDOW_BYTES), self.left)), self.at
             begin = 0
         self.at += n
         return self._window[begin : begin + n]
@@ -140,10 +140,10 @@ class _Cursor:
                 raise self._make_truncation_error(length, what)
             self.at += 8 + length
 
-    def read_number(self, kind: Struct, what: str) -> int:
+    def read_number(self, number_format: Struct, what: str) -> int:
         """Read the next number."""
-        found: int = kind.unpack(self.take(kind.size, what))[0]
-        return found
+        number: int = number_format.unpack(self.take(number_format.size, what))[0]
+        return number
 
     def read_text(self, limit: int, what: str) -> str:
         """Read the next text of at most ``limit`` bytes: a name or a key."""
@@ -183,16 +183,16 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     _check_version(cursor)
     n_tensors = _read_count(cursor, "tensors", MAX_TENSORS)
     n_keys = _read_count(cursor, "keys", MAX_KEYS)
-    for n, least, what in ((n_keys, LEAST_KEY, "key"), (n_tensors, LEAST_TENSOR, "tensor")):
-        if n * least > cursor.left:
+    for n, min_bytes, what in ((n_keys, MIN_KEY_BYTES, "key"), (n_tensors, MIN_TENSOR_BYTES, "tensor")):
+        if n * min_bytes > cursor.left:
             raise CheckpointError(f"{file}: truncated in the header: no room for {count(n, what)} in {file.size} bytes")
     metadata = GgufMetadata(_read_values(cursor, n_keys))
     alignment = _find_alignment(file, metadata)
     tensors = [_read_tensor(cursor, number) for number in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
     ends = sorted({*(tensor.offset for tensor in tensors), max(file.size - data_start, 0)})
-    of_forks = {tensor.type_id for tensor in tensors if _is_of_fork(tensor, ends, alignment)}
-    entries = [_make_entry(file, tensor, metadata, data_start, ends, of_forks) for tensor in tensors]
+    fork_types = {tensor.type_id for tensor in tensors if _is_fork_type(tensor, ends, alignment)}
+    entries = [_make_entry(file, tensor, metadata, data_start, ends, fork_types) for tensor in tensors]
     notes = [f"{file}: {display(entry.name)}: {entry.unknown}" for entry in entries if entry.unknown]
     notes += _note_orphans(file, entries, metadata)
     _check_names(file, entries)
@@ -257,7 +257,7 @@ def _read_count(cursor: _Cursor, what: str, limit: int) -> int:
 
 
 def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Value]:
-    """Read the next ``n`` keys; unless ``whole``, leave out all of the tokenizer but its model, and long values."""
+    """Read the next ``n`` keys; unless ``whole``, leave out long values, and the tokenizer except for its model."""
     values: dict[str, Value] = {}
     seen: set[str] = set()
     for number in range(n):
@@ -268,54 +268,56 @@ def _read_values(cursor: _Cursor, n: int, whole: bool = False) -> dict[str, Valu
         if key in seen:
             raise CheckpointError(f"{cursor.file}: {what} appears twice")
         seen.add(key)
-        kind = cursor.read_number(U32, what)
-        if key == ALIGNMENT_KEY and kind != ALIGNMENT_TYPE:
-            raise CheckpointError(f"{cursor.file}: {what} has type {kind}; it must be of type {ALIGNMENT_TYPE} (u32)")
+        type_id = cursor.read_number(U32, what)
+        if key == ALIGNMENT_KEY and type_id != ALIGNMENT_TYPE:
+            raise CheckpointError(
+                f"{cursor.file}: {what} has type {type_id}; it must be of type {ALIGNMENT_TYPE} (u32)"
+            )
         is_kept = whole or not key.startswith(TOKENIZER) or key == TOKENIZER_MODEL
-        value = _read_value(cursor, kind, what, is_kept, whole)
-        if key.startswith(NEEDED) and not isinstance(value, int | tuple):
+        value = _read_value(cursor, type_id, what, is_kept, whole)
+        if key.startswith(REQUIRED_INTEGERS) and not isinstance(value, int | tuple):
             raise CheckpointError(f"{cursor.file}: {what} should be a whole number or a shape")
         if value is not None:
             values[key] = value
     return values
 
 
-def _read_value(cursor: _Cursor, kind: int, what: str, keep: bool, whole: bool) -> Value | None:
+def _read_value(cursor: _Cursor, type_id: int, what: str, keep: bool, whole: bool) -> Value | None:
     """Read the next value; return None unless ``keep``, or for a long value unless ``whole``."""
-    if kind == ARRAY:
+    if type_id == ARRAY:
         return _read_array(cursor, what, keep, whole)
-    if kind == TEXT:
+    if type_id == TEXT:
         n = cursor.read_number(U64, what)
         if keep and (whole or n <= MAX_KEPT_TEXT):
             return cursor.take(n, what).decode(errors="replace")
         cursor.skip(n, what)
         return None
-    if kind not in SCALARS:
-        raise CheckpointError(f"{cursor.file}: {what} has the unknown type {kind}; types are 0 to 12")
-    found: Scalar = SCALARS[kind].unpack(cursor.take(SCALARS[kind].size, what))[0]
-    return found if keep else None
+    if type_id not in SCALARS:
+        raise CheckpointError(f"{cursor.file}: {what} has the unknown type {type_id}; types are 0 to 12")
+    scalar: Scalar = SCALARS[type_id].unpack(cursor.take(SCALARS[type_id].size, what))[0]
+    return scalar if keep else None
 
 
 def _read_array(cursor: _Cursor, what: str, keep: bool, whole: bool) -> Value | None:
-    kind, n = cursor.read_number(U32, what), cursor.read_number(U64, what)
-    if kind == ARRAY:
+    type_id, n = cursor.read_number(U32, what), cursor.read_number(U64, what)
+    if type_id == ARRAY:
         raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known program writes")
-    if kind == TEXT:
+    if type_id == TEXT:
         if whole and n <= MAX_TEXTS and 8 * n <= cursor.left:
             return tuple([cursor.read_text(MAX_TOKEN, what) for _ in range(n)])
         cursor.skip_texts(n, what)
         return None
-    if kind not in SCALARS:
-        raise CheckpointError(f"{cursor.file}: {what} is an array of the unknown type {kind}; types are 0 to 12")
-    size = SCALARS[kind].size
+    if type_id not in SCALARS:
+        raise CheckpointError(f"{cursor.file}: {what} is an array of the unknown type {type_id}; types are 0 to 12")
+    size = SCALARS[type_id].size
     if not keep or (n > MAX_KEPT_ARRAY and not whole):
         cursor.skip(n * size, what)
         return None
-    return tuple(found for (found,) in SCALARS[kind].iter_unpack(cursor.take(n * size, what)))
+    return tuple(scalar for (scalar,) in SCALARS[type_id].iter_unpack(cursor.take(n * size, what)))
 
 
 def _find_alignment(file: CheckpointFile, metadata: GgufMetadata) -> int:
-    alignment = metadata.values.get(ALIGNMENT_KEY, ALIGNMENT)
+    alignment = metadata.values.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise CheckpointError(f"{file}: general.alignment is {display(str(alignment))}; it must be a power of two")
     return alignment
@@ -348,17 +350,17 @@ def _make_entry(
     metadata: GgufMetadata,
     data_start: int,
     ends: list[int],
-    of_forks: Collection[int],
+    fork_types: Collection[int],
 ) -> Entry:
     """Make the entry of a tensor; an entry of unknown type ends at the next of the sorted offsets ``ends``.
 
-    The tensors whose type is in ``of_forks`` have a fork's type, under an id that llama.cpp uses for another type.
+    Tensors whose type id is in ``fork_types`` have a type of a fork, whose id llama.cpp uses for another type.
     """
     where = f"{file}: {display(tensor.name)}"
     shape = tuple(reversed(tensor.dimensions))
     true_shape = _find_true_shape(where, tensor, shape, metadata)
-    if tensor.type_id not in TYPES or tensor.type_id in of_forks:
-        if prod(size or 1 for size in shape) >= MAX_BYTES:  # other readers may overflow before they come to a 0
+    if tensor.type_id not in TYPES or tensor.type_id in fork_types:
+        if prod(size or 1 for size in shape) >= MAX_TENSOR_BYTES:  # other readers may overflow before they come to a 0
             raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 elements or more")
         dtype, unknown = _describe_unknown_type(tensor.type_id)
         following = bisect_right(ends, tensor.offset)
@@ -377,40 +379,43 @@ def _make_entry(
 
 def _count_bytes(where: str, dtype: str, shape: tuple[int, ...], keeps_shape: bool) -> int:
     """Return the bytes of a tensor. Its rows must be whole blocks, and its groups of interleaved rows complete."""
-    kind = OF_NAME.get(dtype) or GgmlType(0, dtype, 1, DTYPE_BITS[dtype] // 8)
+    block_type = OF_NAME.get(dtype) or GgmlType(0, dtype, 1, DTYPE_BITS[dtype] // 8)
     cols = shape[-1] if shape else 1
-    if cols % kind.elements:
+    if cols % block_type.elements:
         raise CheckpointError(
-            f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {kind.elements}"
+            f"{where}: rows of {cols} elements are not whole blocks of {dtype}, which have {block_type.elements}"
         )
     rows = shape[-2] if len(shape) > 1 else 1
-    if rows % kind.rows:
-        raise CheckpointError(f"{where}: {rows} rows, but {dtype} interleaves {kind.rows} each")
-    if not keeps_shape and (kind.head or kind.rows > 1 or kind.tail):
+    if rows % block_type.rows:
+        raise CheckpointError(f"{where}: {rows} rows, but {dtype} interleaves {block_type.rows} each")
+    if not keeps_shape and (block_type.head or block_type.rows > 1 or block_type.tail):
         raise CheckpointError(f"{where}: {ORIGINAL_SHAPE}… with {dtype}, which stores whole rows: not known")
-    if prod(size or 1 for size in shape) * (kind.n_bytes + kind.head + kind.tail) >= MAX_BYTES * kind.elements:
+    if (
+        prod(size or 1 for size in shape) * (block_type.n_bytes + block_type.head + block_type.tail)
+        >= MAX_TENSOR_BYTES * block_type.elements
+    ):
         raise CheckpointError(f"{where}: shape {list(shape)} is too large: 2^63 bytes or more")
-    return kind.count_bytes(shape)
+    return block_type.count_bytes(shape)
 
 
-def _is_of_fork(tensor: _Tensor, ends: list[int], alignment: int) -> bool:
+def _is_fork_type(tensor: _Tensor, ends: list[int], alignment: int) -> bool:
     """Return whether the bytes of a tensor do not fit the type with its id, which a fork may use for another type."""
     following = bisect_right(ends, tensor.offset)
     if tensor.type_id not in IN_FORKS or following == len(ends):
         return False
-    kind = OF_NAME[TYPES[tensor.type_id]]
-    room, needed = ends[following] - tensor.offset, kind.count_bytes(tensor.dimensions[::-1])
-    if tensor.type_id == I2_S and (tensor.dimensions[:1] or (1,))[0] % kind.elements:
+    block_type = OF_NAME[TYPES[tensor.type_id]]
+    room, needed = ends[following] - tensor.offset, block_type.count_bytes(tensor.dimensions[::-1])
+    if tensor.type_id == I2_S and (tensor.dimensions[:1] or (1,))[0] % block_type.elements:
         return True
     if room < needed:
-        return following < len(ends) - 1  # the last one may have been cut off
+        return following < len(ends) - 1  # the last tensor may have been cut off
     return tensor.type_id == I2_S and room >= needed + alignment
 
 
 def _describe_unknown_type(type_id: int) -> tuple[str, str]:
     """Return a name for the type, and why it is not read."""
-    if found := REFUSED.get(type_id) or IN_FORKS.get(type_id):
-        name, why = found
+    if known := REFUSED.get(type_id) or IN_FORKS.get(type_id):
+        name, why = known
         return name, f"type {name} (id {type_id}), {why}"
     newer = f"the file may be newer than quanterr {__version__}, or from a fork of llama.cpp"
     return f"type {type_id}", f"unknown type id {type_id} ({newer})"

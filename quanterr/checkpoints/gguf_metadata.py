@@ -10,7 +10,7 @@ Value = Scalar | tuple[Scalar, ...]
 
 @dataclass(frozen=True, slots=True)
 class GgufMetadata:
-    """Keys and values of a GGUF file, without the tokenizer (but its model), long texts and long arrays.
+    """Keys and values of a GGUF file, without long texts and long arrays, and of the tokenizer only the model.
 
     Keys, as in ggml-org/ggml docs/gguf.md, are ``general.file_type``, ``llama.attention.head_count`` …
     """
@@ -44,8 +44,8 @@ class GgufMetadata:
 
     def kv_heads(self, block: int) -> int | None:
         """Return the number of key and value heads of a block, by default the number of query heads."""
-        found = self.get_model_int("attention.head_count_kv", block)
-        return self.heads(block) if found is None else found
+        number = self.get_model_int("attention.head_count_kv", block)
+        return self.heads(block) if number is None else number
 
     def predicts(self, name: str) -> bool:
         """Return whether a tensor belongs to the last blocks, which only predict tokens further ahead."""

@@ -30,15 +30,15 @@ from quanterr.util.waiting import RetryableError, handle_busy_host, wait_for
 from quanterr.version import __version__
 
 TIMEOUT = 30.0  # seconds to connect, and to wait for an answer to begin or continue
-SLOWEST = 1 << 16  # fewest bytes that a server must send within TIMEOUT seconds
-MOST_IDLE = 32  # idle connections to a host kept open
-MOST_REDIRECTIONS = 10
-REDIRECTIONS = (301, 302, 303, 307, 308)
-TOO_MANY = (429, 503)
-PIECE = 1 << 20  # bytes read at a time
-DRAINED = 1 << 16  # longest unwanted answer, in bytes, that is read to reuse its connection, which is otherwise closed
-EPOCH = 10**9  # a larger reset value is a time, not a number of seconds
-STAMP = "%Y%m%dT%H%M%SZ"  # date format of signed addresses
+MIN_BYTES_PER_TIMEOUT = 1 << 16  # minimum number of bytes that a server must send within TIMEOUT seconds
+MAX_IDLE_CONNECTIONS = 32  # maximum number of idle connections to a host that are kept open
+MAX_REDIRECTIONS = 10
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+BUSY_STATUSES = (429, 503)
+READ_BYTES = 1 << 20  # bytes read at a time
+MAX_DRAINED_BYTES = 1 << 16  # an unwanted answer up to this size is read, so that its connection can be reused
+MIN_EPOCH = 10**9  # a larger reset value is a time, not a number of seconds
+DATE_FORMAT = "%Y%m%dT%H%M%SZ"  # date format of signed addresses
 
 
 class Answer:
@@ -47,41 +47,41 @@ class Answer:
     def __init__(self, url: str, response: BaseHTTPResponse) -> None:
         """Wrap a response to a request for ``url``."""
         self.url, self.status, self.headers = url, response.status, response.headers
-        self._response, self._is_sound = response, True
+        self._response, self._is_reusable = response, True
 
     def read_body(self, n: int) -> bytes:
-        """Read the body, which must have ``n`` bytes.
+        """Read the body of the answer, which must have ``n`` bytes.
 
         Raises:
             RetryableError: the length differs, or the connection fails or is too slow.
         """
-        self._is_sound = False
+        self._is_reusable = False
         stated = self.headers.get("Content-Length", str(n))
         if stated != str(n):
             raise RetryableError(f"Content-Length is {display(stated)}, of a range of {n:,} bytes")
-        found, seen, since = BytesIO(), 0, time.monotonic()  # BytesIO returns its bytes without a copy
-        while (done := found.tell()) < n:
+        body, seen, since = BytesIO(), 0, time.monotonic()  # BytesIO returns its bytes without a copy
+        while (done := body.tell()) < n:
             try:
-                piece = self._response.read1(min(n - done, PIECE))
+                part = self._response.read1(min(n - done, READ_BYTES))
             except HTTPError as error:
                 raise RetryableError(_describe_error(error)) from error
-            if not piece:
+            if not part:
                 raise RetryableError(f"received {done:,} of {n:,} bytes")
-            done += found.write(piece)
+            done += body.write(part)
             if done < n and (now := time.monotonic()) > since + TIMEOUT:
-                if done - seen < SLOWEST:
+                if done - seen < MIN_BYTES_PER_TIMEOUT:
                     raise RetryableError(f"{done - seen:,} bytes in {now - since:.0f} s")
                 seen, since = done, now
-        self._is_sound = True
-        return found.getvalue()
+        self._is_reusable = True
+        return body.getvalue()
 
     def __enter__(self) -> "Answer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_sound and (self._response.length_remaining or 0) <= DRAINED:
+        if self._is_reusable and (self._response.length_remaining or 0) <= MAX_DRAINED_BYTES:
             with suppress(HTTPError):
-                self._response.read(DRAINED)
+                self._response.read(MAX_DRAINED_BYTES)
         self._response.close()  # closes the connection, unless the answer has been read to its end
 
 
@@ -102,20 +102,20 @@ class Client:
             CheckpointError: an address is invalid, or there are too many redirects.
             ResourceError: the server's certificate is not trusted, or the server asks for too long a wait.
         """
-        for _ in range(MOST_REDIRECTIONS + 1):
+        for _ in range(MAX_REDIRECTIONS + 1):
             asked = {"User-Agent": f"quanterr/{__version__}", "Accept-Encoding": "identity", **headers}
             answer = _request(url, asked | (self._private if may_know(self._own, url) else {}), where)
             target = answer.headers.get("Location")
-            if answer.status not in REDIRECTIONS or not target:
+            if answer.status not in REDIRECT_STATUSES or not target:
                 return answer
             with answer:
                 url = _resolve_redirect(url, target, where)
-        raise CheckpointError(f"{where}: more than {MOST_REDIRECTIONS} redirects")
+        raise CheckpointError(f"{where}: more than {MAX_REDIRECTIONS} redirects")
 
 
 def may_know(own: str, url: str) -> bool:
-    """Return whether private headers of ``own`` may go to ``url``: same host and port, or https instead of http."""
-    first, second = _origin(urlsplit(own)), _origin(urlsplit(url))
+    """Return whether private headers for ``own`` may be sent to ``url``: same host and port, or https for http."""
+    first, second = _split_origin(urlsplit(own)), _split_origin(urlsplit(url))
     return first == second or (first == ("http", first[1], 80) and second == ("https", first[1], 443))
 
 
@@ -134,17 +134,17 @@ def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
     if after := headers.get("Retry-After", "").strip():
         if after.isdecimal():
             return float(after)
-        if (then := _date(after)) is not None:
-            return max(then - _now(headers), 0.0)
+        if (then := _parse_date(after)) is not None:
+            return max(then - _find_server_time(headers), 0.0)
     limits = [
-        (re.search(r";\s*r\s*=\s*(\d+)", one), re.search(r";\s*t\s*=\s*(\d+)", one))
-        for one in headers.get("RateLimit", "").split(",")
+        (re.search(r";\s*r\s*=\s*(\d+)", limit), re.search(r";\s*t\s*=\s*(\d+)", limit))
+        for limit in headers.get("RateLimit", "").split(",")
     ]
     if resets := [int(t[1]) for r, t in limits if t and (r is None or r[1] == "0")]:
         return max(resets) + 1.0  # whole seconds: add the fraction that is cut off
     for name in ("RateLimit-Reset", "X-RateLimit-Reset", "X-Rate-Limit-Reset"):
         if (reset := headers.get(name, "").strip()).isdecimal():
-            seconds = int(reset) - (_now(headers) if int(reset) > EPOCH else 0)
+            seconds = int(reset) - (_find_server_time(headers) if int(reset) > MIN_EPOCH else 0)
             return max(seconds, 0.0) + 1.0
     return None
 
@@ -154,11 +154,11 @@ def seconds_left(url: str, headers: Mapping[str, str]) -> float:
     query = {name.lower(): value for name, value in parse_qsl(urlsplit(url).query)}
     try:
         if "expires" in query:
-            return float(int(query["expires"])) - _now(headers)
+            return float(int(query["expires"])) - _find_server_time(headers)
         for signer in ("x-amz-", "x-goog-"):
             if f"{signer}expires" in query:
-                signed = datetime.strptime(query[f"{signer}date"], STAMP).replace(tzinfo=UTC)
-                return signed.timestamp() + int(query[f"{signer}expires"]) - _now(headers)
+                signed = datetime.strptime(query[f"{signer}date"], DATE_FORMAT).replace(tzinfo=UTC)
+                return signed.timestamp() + int(query[f"{signer}expires"]) - _find_server_time(headers)
     except (KeyError, ValueError):
         pass  # the parameters mean something else
     return float("inf")
@@ -166,20 +166,20 @@ def seconds_left(url: str, headers: Mapping[str, str]) -> float:
 
 def seconds_between(earlier: str, headers: Mapping[str, str]) -> float:
     """Return the seconds from a date in a header until the answer was sent; inf without a valid date."""
-    then = _date(earlier)
-    return float("inf") if then is None else _now(headers) - then
+    then = _parse_date(earlier)
+    return float("inf") if then is None else _find_server_time(headers) - then
 
 
-def _date(stated: str) -> float | None:
+def _parse_date(stated: str) -> float | None:
     try:
         return parsedate_to_datetime(stated).timestamp()
     except ValueError:
         return None
 
 
-def _now(headers: Mapping[str, str]) -> float:
+def _find_server_time(headers: Mapping[str, str]) -> float:
     """Return the time at which the answer was sent, by the server's clock, as the local clock may be wrong."""
-    sent = _date(headers.get("Date", ""))
+    sent = _parse_date(headers.get("Date", ""))
     return time.time() if sent is None else sent
 
 
@@ -189,7 +189,9 @@ def _request(url: str, headers: Mapping[str, str], where: str) -> Answer:
     wait_for(host)
     read_later = {"preload_content": False, "decode_content": False, "enforce_content_length": False}
     try:
-        ask = partial(_pools(_proxy(urlsplit(url).scheme, host)).urlopen, "GET", url, redirect=False, retries=False)
+        ask = partial(
+            _make_pool(_find_proxy(urlsplit(url).scheme, host)).urlopen, "GET", url, redirect=False, retries=False
+        )
         try:
             response = ask(headers=headers, timeout=TIMEOUT, **read_later)
         except ProtocolError:  # on a connection that the server was just closing
@@ -204,21 +206,21 @@ def _request(url: str, headers: Mapping[str, str], where: str) -> Answer:
             ) from error
         raise RetryableError(_describe_error(error)) from error
     answer = Answer(url, response)
-    if answer.status in TOO_MANY:
+    if answer.status in BUSY_STATUSES:
         with answer:
             raise handle_busy_host(host, seconds_to_wait(answer.headers), f"HTTP {answer.status}")
     return answer
 
 
 @cache
-def _pools(proxy: str | None) -> PoolManager:
+def _make_pool(proxy: str | None) -> PoolManager:
     """Return the connections that are kept open, directly or through a proxy."""
     trusted = ssl.create_default_context()
     if proxy is None:
-        return PoolManager(maxsize=MOST_IDLE, ssl_context=trusted)
+        return PoolManager(maxsize=MAX_IDLE_CONNECTIONS, ssl_context=trusted)
     parts = urlsplit(proxy)
     headers = {"Proxy-Authorization": make_basic_header(parts)} if parts.username else {}
-    return ProxyManager(proxy, maxsize=MOST_IDLE, ssl_context=trusted, proxy_headers=headers)
+    return ProxyManager(proxy, maxsize=MAX_IDLE_CONNECTIONS, ssl_context=trusted, proxy_headers=headers)
 
 
 def _resolve_redirect(url: str, target: str, where: str) -> str:
@@ -229,7 +231,7 @@ def _resolve_redirect(url: str, target: str, where: str) -> str:
     """
     try:
         url = urljoin(url, quote(target, string.punctuation, "iso-8859-1"))
-        scheme, host, _ = _origin(urlsplit(url))
+        scheme, host, _ = _split_origin(urlsplit(url))
     except ValueError:
         scheme = host = ""
     if scheme not in ("http", "https") or not host:
@@ -238,15 +240,15 @@ def _resolve_redirect(url: str, target: str, where: str) -> str:
     return urlunsplit(urlsplit(url)._replace(netloc=host_and_port(url), fragment=""))
 
 
-def _origin(parts: SplitResult) -> tuple[str, str, int]:
+def _split_origin(parts: SplitResult) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _proxy(scheme: str, host: str) -> str | None:
-    found = getproxies().get(scheme)
-    if found is None or proxy_bypass(host):
+def _find_proxy(scheme: str, host: str) -> str | None:
+    proxy = getproxies().get(scheme)
+    if proxy is None or proxy_bypass(host):
         return None
-    return found if "://" in found else f"http://{found}"
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def make_basic_header(parts: SplitResult) -> str:

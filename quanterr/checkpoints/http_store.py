@@ -1,11 +1,11 @@
 """Files on web servers (``https://``), read by ranges.
 
-fsspec would hide whether a server sent the requested range, and from which version of the file. Here, each answer must
-state the same version as the first one, and requests ask servers to refuse any other version:
+fsspec does not show whether a server sent the requested range, and from which version of the file. Here, each answer
+must state the same version as the first answer, and requests ask servers to refuse any other version:
 
     strong ETag      If-Match
-    weak ETag        no condition, as servers cannot compare it: RFC 9110 13.1.1
-    Last-Modified    If-Unmodified-Since; a date within the last second is not accepted yet: RFC 9110 8.8.2.2
+    weak ETag        no condition, as servers must not compare it (RFC 9110 13.1.1)
+    Last-Modified    If-Unmodified-Since, if the date is at least a second old (RFC 9110 8.8.2.2)
     neither          only the size is compared
 
 An address that redirects is requested once per file. Its target is used from then on, until it expires or is refused.
@@ -24,10 +24,10 @@ from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 from quanterr.util.waiting import RetryableError
 
-CONDITIONS = {TagKind.STRONG: "If-Match", TagKind.DATE: "If-Unmodified-Since"}
+CONDITION_HEADERS = {TagKind.STRONG: "If-Match", TagKind.DATE: "If-Unmodified-Since"}
 FIRST_BYTE = {"Range": "bytes=0-0"}
-EXPIRED = (400, 401, 403, 404, 410)  # statuses of expired signed addresses
-USED = 0.9  # share of a signed address's validity for which it is used
+EXPIRED_STATUSES = (400, 401, 403, 404, 410)  # statuses of expired signed addresses
+USED_SHARE = 0.9  # share of a signed address's validity for which it is used
 SPAN = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)")
 
 
@@ -45,7 +45,7 @@ class Http:
         """Set up the store; private ``headers`` go only to its host, and ``query`` is added to every address."""
         self._base, self._query = base.rstrip("/") + "/", query
         self._client = Client(self._base, headers or {})
-        self._found: dict[str, _FinalAddress] = {}
+        self._addresses: dict[str, _FinalAddress] = {}
         self._finding = threading.Lock()
 
     def list_names(self, folder: str) -> list[str] | None:
@@ -65,7 +65,7 @@ class Http:
     def version(self, path: str) -> Version:
         """Return the file's version, by requesting a range of one byte."""
         where = display(self.show_address(path))
-        with self._client.get(self._address(path), FIRST_BYTE, where) as answer:
+        with self._client.get(self._make_address(path), FIRST_BYTE, where) as answer:
             if _is_empty(answer):
                 return Version(0, None)
             self._check_status(answer, where, None)
@@ -73,7 +73,7 @@ class Http:
             if size is None:
                 raise CheckpointError(f"{where}: the server does not serve ranges")
             left = seconds_left(answer.url, answer.headers)
-            self._found[path] = _FinalAddress(answer.url, time.monotonic() + USED * left)
+            self._addresses[path] = _FinalAddress(answer.url, time.monotonic() + USED_SHARE * left)
             return _parse_version(size, answer)
 
     def fetch(self, path: str, begin: int, end: int, version: Version) -> bytes:
@@ -81,27 +81,27 @@ class Http:
         if begin == end:
             return b""
         where, headers = display(self.show_address(path)), {"Range": f"bytes={begin}-{end - 1}"}
-        if version.tag is not None and version.kind in CONDITIONS:
-            headers[CONDITIONS[version.kind]] = version.tag
-        found = self._locate(path)
-        with self._client.get(found.url, headers, where) as answer:
-            if found.url == self._address(path) or answer.status not in EXPIRED:
+        if version.tag is not None and version.kind in CONDITION_HEADERS:
+            headers[CONDITION_HEADERS[version.kind]] = version.tag
+        address = self._locate(path)
+        with self._client.get(address.url, headers, where) as answer:
+            if address.url == self._make_address(path) or answer.status not in EXPIRED_STATUSES:
                 return self._read_range(answer, where, begin, end, version)
-        with self._client.get(self._locate(path, found).url, headers, where) as answer:
+        with self._client.get(self._locate(path, address).url, headers, where) as answer:
             return self._read_range(answer, where, begin, end, version)
 
-    def _address(self, path: str) -> str:
+    def _make_address(self, path: str) -> str:
         return self._base + urllib.parse.quote(path) + (f"?{self._query}" if self._query else "")
 
     def _locate(self, path: str, refused: _FinalAddress | None = None) -> _FinalAddress:
         """Return the final address of a file; if it has expired or was ``refused``, one thread requests it again."""
-        own = _FinalAddress(self._address(path), float("inf"))
+        original = _FinalAddress(self._make_address(path), float("inf"))
         with self._finding:
-            found = self._found.get(path, own)
-            if found.url != own.url and (found is refused or found.until < time.monotonic()):
+            address = self._addresses.get(path, original)
+            if address.url != original.url and (address is refused or address.until < time.monotonic()):
                 self.version(path)
-                found = self._found[path]
-        return found
+                address = self._addresses[path]
+        return address
 
     def _read_range(self, answer: Answer, where: str, begin: int, end: int, version: Version) -> bytes:
         self._check_status(answer, where, version)
@@ -161,7 +161,7 @@ def _parse_version(size: int, answer: Answer) -> Version:
     """Return the version of the file from the headers of an answer.
 
     Raises:
-        RetryableError: the file was modified less than a second before the answer: another write may keep the date.
+        RetryableError: the file was modified less than a second before the answer, so its date may not identify it.
     """
     etag, date = answer.headers.get("ETag"), answer.headers.get("Last-Modified")
     if etag is not None:

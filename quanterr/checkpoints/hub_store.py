@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from quanterr.checkpoints.http_client import TIMEOUT, TOO_MANY, host_and_port, seconds_to_wait
+from quanterr.checkpoints.http_client import BUSY_STATUSES, TIMEOUT, host_and_port, seconds_to_wait
 from quanterr.checkpoints.http_store import Http
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display
@@ -48,7 +48,7 @@ class Hub(Http):
                         f"{display(where)}: not on the hub, or not permitted; if it is private or gated, log in with "
                         "`hf auth login`, or set HF_TOKEN"
                     ) from error
-                if status in TOO_MANY:
+                if status in BUSY_STATUSES:
                     raise handle_busy_host(host, seconds_to_wait(error.response.headers), f"HTTP {status}") from error
                 raise RetryableError(f"HTTP {status}") from error
             except ValueError as error:

@@ -1,4 +1,4 @@
-"""Labels, in which a file describes its own layers. They are evidence to check against the tensors, never trusted.
+"""Labels, in which a file describes its layers; they are checked against the tensors.
 
     X.comfy_quant                U8, UTF-8 JSON: {"format": …, "group_size": …, "convrot": …}
     __metadata__["_quantization_metadata"]
@@ -98,9 +98,9 @@ class Labels:
     marker: str | None  # name of the scaled_fp8 marker
     block: tuple[int, int] | None  # block size that config.json declares
     method: str | None  # quant_method in config.json
-    divides: bool  # config.json declares that scales are divisors
+    divides: bool  # whether config.json declares that scales are divisors
     config: JsonFields  # quantization_config, from any config file
-    declarations: Declarations  # the same, by module
+    declarations: Declarations  # what the quantization_config declares for each module
     metadata: Mapping[str, str]  # __metadata__ of all files
     orphans: tuple[str, ...]  # layers labelled in the header that are not stored
 
@@ -115,13 +115,13 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
     Raises:
         CheckpointError: a label is not valid JSON.
     """
-    found: dict[str, list[Label]] = {}
+    by_module: dict[str, list[Label]] = {}
     consumed = set()
     marker = None
     for name, entry in checkpoint.entries.items():
         if name.endswith(COMFY_SUFFIX):
             consumed.add(name)
-            found.setdefault(name.removesuffix(COMFY_SUFFIX), []).append(_read_label(entry))
+            by_module.setdefault(name.removesuffix(COMFY_SUFFIX), []).append(_read_label(entry))
         elif (name == MARKER or name.endswith("." + MARKER)) and entry.n <= MARKER_SIZE:
             consumed.add(name)
             marker = name
@@ -131,10 +131,10 @@ def read_labels(checkpoint: Checkpoint) -> Labels:
         if module is None:
             orphans.append(layer)
         else:
-            found.setdefault(module, []).append(_make_label(HEADER, fields))
+            by_module.setdefault(module, []).append(_make_label(HEADER, fields))
     config, place = find_quantization_config(checkpoint.config)
     return Labels(
-        {module: tuple(labels) for module, labels in found.items()},
+        {module: tuple(labels) for module, labels in by_module.items()},
         frozenset(consumed),
         marker,
         _find_block_size(config),
@@ -193,8 +193,8 @@ def find_quantization_config(config: Mapping[str, JsonObject]) -> tuple[JsonObje
     """Return the quantization_config of a checkpoint, and the file that holds it."""
     if not any(config.values()):
         return {}, CONFIG
-    if found := config.get(ASCEND_CONFIG):  # config.json then describes the original
-        return found, ASCEND_CONFIG
+    if declared := config.get(ASCEND_CONFIG):  # config.json then describes the original
+        return declared, ASCEND_CONFIG
     main = config.get(CONFIG, {})
     beside = as_object(main.get("quip_params"))  # settings of QuIP#
     if layers := config.get(SINQ_CONFIG):
@@ -203,13 +203,13 @@ def find_quantization_config(config: Mapping[str, JsonObject]) -> tuple[JsonObje
         beside = beside | {SEED: jang[SEED]}
     for place in (main, as_object(main.get("text_config")), as_object(main.get("llm_config"))):
         for key in QUANTIZATION_KEYS:
-            if key in place and (found := as_object(place[key])):
-                return beside | found, CONFIG
+            if key in place and (declared := as_object(place[key])):
+                return beside | declared, CONFIG
     for name in (MODELOPT_CONFIG, JANG_CONFIG):
-        if found := as_object(config.get(name, {}).get("quantization")):
-            return beside | found, name
+        if declared := as_object(config.get(name, {}).get("quantization")):
+            return beside | declared, name
     others = ((config.get(name), name) for name in (*QUANTIZATION_CONFIGS, QUANTO_MAP))
-    return next(((found, name) for found, name in others if found), (beside, CONFIG))
+    return next(((declared, name) for declared, name in others if declared), (beside, CONFIG))
 
 
 def _find_block_size(config: JsonObject) -> tuple[int, int] | None:

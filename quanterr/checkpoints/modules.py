@@ -1,6 +1,6 @@
-"""Further modules of a model of sentence-transformers: dense layers behind the pooling, each in a folder of its own.
+"""Modules of sentence-transformers models after the transformer, such as dense layers, each in a folder of its own.
 
-modules.json lists them, the transformer first, whose files are in the model's own folder:
+modules.json lists all modules. The first is the transformer, whose files are in the model's folder:
 
     [{"path": "", "type": "sentence_transformers.models.Transformer"},
      {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -17,14 +17,23 @@ from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 
 MODULES = "modules.json"
-WHOLE = "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index in the same folder
-WITHOUT_WEIGHTS = ("Transformer", "Pooling", "Normalize", "Dropout")  # ends of types; the first is the model itself
+MODEL_FILE = (
+    "model.safetensors"  # a whole model, which some loaders prefer to the shards of an index in the same folder
+)
+TYPES_WITHOUT_WEIGHTS = (
+    "Transformer",
+    "Pooling",
+    "Normalize",
+    "Dropout",
+)  # ends of types; the first is the model itself
 MAX_BYTES = 1 << 20
 
 
 def find_modules(folder: Place) -> list[str]:
     """Return the folders of a model's further modules that have weights."""
-    return [name for name, kind in _read_modules(folder) if kind and WHOLE in list_module(folder, name)]
+    return [
+        name for name, has_weights in _read_modules(folder) if has_weights and MODEL_FILE in list_module(folder, name)
+    ]
 
 
 def list_folders(folder: Place) -> list[str]:
@@ -41,14 +50,14 @@ def list_module(folder: Place, name: str) -> list[str]:
 
 
 def _read_modules(folder: Place) -> list[tuple[str, bool]]:
-    """Return the folder of each further module, and whether its kind has weights; none without a valid modules.json."""
+    """Return the folder of each further module, and whether its type has weights; none without a valid modules.json."""
     try:
         listed = strict_json.loads(read_small_file(folder / MODULES, MAX_BYTES), lenient=True)
-    except (OSError, ValueError, CheckpointError):  # the model's own weights are read all the same
+    except (OSError, ValueError, CheckpointError):  # the weights of the transformer can be read without it
         return []
-    found = [strict_json.as_object(one) for one in listed] if isinstance(listed, list) else []
-    named = [(one.get("path"), not str(one.get("type")).endswith(WITHOUT_WEIGHTS)) for one in found]
-    return [(name, kind) for name, kind in named if isinstance(name, str) and _is_folder_name(name)]
+    rows = [strict_json.as_object(row) for row in listed] if isinstance(listed, list) else []
+    named = [(row.get("path"), not str(row.get("type")).endswith(TYPES_WITHOUT_WEIGHTS)) for row in rows]
+    return [(name, has_weights) for name, has_weights in named if isinstance(name, str) and _is_folder_name(name)]
 
 
 def _is_folder_name(name: str) -> bool:

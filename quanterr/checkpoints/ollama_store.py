@@ -31,9 +31,11 @@ from quanterr.util.text import display, listed, parse_digits
 
 PREFIX = "ollama:"
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
-GGUF, TENSOR, JSON = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "tensor", "json"))
+GGUF_LAYER, TENSOR_LAYER, JSON_LAYER = (
+    f"application/vnd.ollama.image.{layer}" for layer in ("model", "tensor", "json")
+)
 MAX_MANIFEST = 1 << 24  # bytes
-PART = re.compile(r"[\w][\w.-]*")
+NAME_PART = re.compile(r"[\w][\w.-]*")
 MODES: dict[str, JsonObject] = {  # quant_type → how MLX names it
     "int4": {"bits": 4, "mode": "affine"},
     "int8": {"bits": 8, "mode": "affine"},
@@ -62,7 +64,7 @@ def find_model(given: str, components: Iterable[str]) -> Model:
     """
     name, _, tag = given.removeprefix(PREFIX).partition(":")
     parts = [*(HOST, NAMESPACE)[: max(3 - len(name.split("/")), 0)], *name.split("/")]
-    if len(parts) != 3 or not all(map(PART.fullmatch, [*parts, tag or TAG])):
+    if len(parts) != 3 or not all(map(NAME_PART.fullmatch, [*parts, tag or TAG])):
         raise CheckpointError(f"{display(given)}: not a name of Ollama, such as ollama:llama3.2:1b")
     for store in _list_stores():
         manifest = store.joinpath("manifests", *parts, tag or TAG)
@@ -71,8 +73,8 @@ def find_model(given: str, components: Iterable[str]) -> Model:
         except (OSError, ValueError, strict_json.InvalidJson):
             continue
         known = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
-        if found := _gather(store, known, components):
-            return found
+        if model := _gather(store, known, components):
+            return model
     there = sorted({name for store in _list_stores() for name in _list_models(store)})
     models = f"it has {listed(there)}" if there else "it has none"
     raise CheckpointError(
@@ -83,14 +85,17 @@ def find_model(given: str, components: Iterable[str]) -> Model:
 def _gather(store: Path, layers: list[JsonObject], components: Iterable[str]) -> Model | None:
     """Return the files of the layers of a manifest; None if no layer has weights."""
     for layer in layers:
-        if layer.get("mediaType") == GGUF:
+        if layer.get("mediaType") == GGUF_LAYER:
             return Model([_place(store, layer)], None)
     named = [(str(layer.get("name")), layer) for layer in layers]
     for prefix in ("", *(f"{component}/" for component in components)):
-        own = [(name.removeprefix(prefix), layer) for name, layer in named if name.startswith(prefix)]
-        own = [(name, layer) for name, layer in own if "/" not in name]
-        if tensors := [_place(store, layer) for _, layer in own if layer.get("mediaType") == TENSOR]:
-            return Model(tensors, {name: _place(store, layer) for name, layer in own if layer.get("mediaType") == JSON})
+        in_component = [(name.removeprefix(prefix), layer) for name, layer in named if name.startswith(prefix)]
+        in_component = [(name, layer) for name, layer in in_component if "/" not in name]
+        if tensors := [_place(store, layer) for _, layer in in_component if layer.get("mediaType") == TENSOR_LAYER]:
+            return Model(
+                tensors,
+                {name: _place(store, layer) for name, layer in in_component if layer.get("mediaType") == JSON_LAYER},
+            )
     return None
 
 
@@ -99,28 +104,28 @@ def _place(store: Path, layer: JsonObject) -> Path:
 
 
 def find_declared(files: Iterable[tuple[Mapping[str, str], Iterable[str]]]) -> JsonObject:
-    """Return what the metadata of blobs states of their codes, by module, as MLX declares it.
+    """Return the quantization that the metadata of blobs states, by module, in the form of MLX's configuration.
 
-    ``files``: the metadata and the names of the tensors of each file.
+    ``files`` has the metadata and the names of the tensors of each file.
     """
-    found: JsonObject = {}
+    declared: JsonObject = {}
     for metadata, names in files:
         for name in names if any(QUANT_TYPE in key for key in metadata) else ():
             weight = name.removesuffix(SCALE)
             stated, group = (metadata.get(f"{weight}.{key}", metadata.get(key)) for key in (QUANT_TYPE, GROUP_SIZE))
             if weight != name and stated is not None:
-                kind, size = stated.strip().lower(), parse_digits(group or "")
-                mode = MODES.get(ALIASES.get(kind, kind), {})
-                found[weight.removesuffix(".weight")] = mode | ({"group_size": size} if size else {})
-    return found
+                quant_type, size = stated.strip().lower(), parse_digits(group or "")
+                mode = MODES.get(ALIASES.get(quant_type, quant_type), {})
+                declared[weight.removesuffix(".weight")] = mode | ({"group_size": size} if size else {})
+    return declared
 
 
 def declare(
     configs: Mapping[str, JsonObject], declared: JsonObject, superseded: Iterable[str]
 ) -> dict[str, JsonObject]:
-    """Return config files that declare the codes of blobs, and not the quantization that the original may have had.
+    """Return config files that declare the quantization of the blobs, instead of any quantization of the original.
 
-    ``superseded``: names of config files that declare only a quantization.
+    ``superseded`` has the names of config files that declare only a quantization.
     """
     main = configs.get("config.json", {})
     kept = {key: value for key, value in main.items() if key not in ("quantization_config", "compression_config")}
@@ -138,7 +143,7 @@ def _list_stores() -> list[Path]:
 def _list_models(store: Path) -> list[str]:
     """Return the models of a store by the names that Ollama lists."""
     try:
-        found = [path.relative_to(store / "manifests").parts for path in (store / "manifests").glob("*/*/*/*")]
+        names = [path.relative_to(store / "manifests").parts for path in (store / "manifests").glob("*/*/*/*")]
     except OSError:
         return []
-    return [f"{'/'.join(parts[2:-1] if parts[:2] == (HOST, NAMESPACE) else parts[:-1])}:{parts[-1]}" for parts in found]
+    return [f"{'/'.join(parts[2:-1] if parts[:2] == (HOST, NAMESPACE) else parts[:-1])}:{parts[-1]}" for parts in names]

@@ -4,9 +4,9 @@
     before torch 1.6   five pickles: magic number, version, machine, the object, keys of storages; then for each key
                        the number of its elements, i64, and their bytes
 
-The tensors of the dictionary that a file holds are the checkpoint. If it holds dictionaries of weights under such names
-as ``state_dict``, the first of them is; what else the file holds is noted. Tensors of torchao are described as in the
-header of its safetensors files.
+The checkpoint consists of the tensors in the dictionary that a file holds. If this dictionary has dictionaries of
+weights under names such as ``state_dict``, the first of these is read, and notes name the others. Tensors of torchao
+are described as in the header of its safetensors files.
 
 Reference: pytorch/pytorch torch/serialization.py.
 """
@@ -25,16 +25,16 @@ from quanterr.checkpoints.pickle_program import Name, Record, Storage, StoredTen
 from quanterr.errors import CheckpointError
 from quanterr.util.text import count, display, listed
 
-ZIP, LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."  # first bytes
+ZIP_START, LEGACY_START = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."  # first bytes
 LOCAL_HEADER = 30  # bytes before the name of a member
-UTF_8 = 0x800  # flag of a member's name
+UTF_8_FLAG = 0x800  # flag of a member's name
 MAX_PICKLE = 1 << 30  # bytes
 MAX_DEPTH = 16  # dictionaries in dictionaries
-# Keys of a file's dictionary under which the weights are; in the second, their moving average.
+# Keys of a file's dictionary under which there are weights, and moving averages of weights.
 WEIGHTS = ("state_dict", "model_state_dict", "model", "module", "params", "net", "generator")
 AVERAGES = ("params_ema", "ema", "model_ema", "ema_state_dict", "state_dict_ema")
-OF_TRAINING = ("optimizer", "optimizer_states", "optimizer_state_dict", "lr_schedulers", "lr_scheduler", "scheduler")
-PRIVATE = "_"
+TRAINING_KEYS = ("optimizer", "optimizer_states", "optimizer_state_dict", "lr_schedulers", "lr_scheduler", "scheduler")
+PART_PREFIX = "_"
 
 
 class _Place(NamedTuple):
@@ -74,8 +74,8 @@ class _Stream(io.RawIOBase):
 
 def is_pickle(file: CheckpointFile) -> bool:
     """Return whether a file begins as a file of torch.save does."""
-    start = file.read(0, min(file.size, len(LEGACY)))
-    return start.startswith(ZIP) or start == LEGACY
+    start = file.read(0, min(file.size, len(LEGACY_START)))
+    return start.startswith(ZIP_START) or start == LEGACY_START
 
 
 def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry], dict[str, str], list[str]]:
@@ -84,11 +84,11 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
     Raises:
         CheckpointError: the file is damaged, is no file of torch.save, or needs the code of a program.
     """
-    is_zip = file.read(0, len(ZIP)) == ZIP
-    found, places = _read_zip(file) if is_zip else _read_legacy(file)
+    is_zip = file.read(0, len(ZIP_START)) == ZIP_START
+    content, places = _read_zip(file) if is_zip else _read_legacy(file)
     notes: list[str] = []
     tensors, metadata = dict[str, StoredTensor](), dict[str, str]()
-    for name, value in _flatten(_find_weights(file, found, notes), file):
+    for name, value in _flatten(_find_weights(file, content, notes), file):
         if isinstance(value, Record):
             tensors.update(_describe_subclass(name, value, metadata))
         else:
@@ -121,9 +121,9 @@ def _read_zip(file: CheckpointFile) -> tuple[Any, dict[str, _Place]]:
             program = io.BytesIO(_read_member(archive, pickles[0]))
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise CheckpointError(f"{file}: the zip archive is damaged or truncated: {display(str(error))}") from error
-    found, data = pickle_program.run(program, f"{file}: {pickles[0]}"), f"{folder}data/"
+    content, data = pickle_program.run(program, f"{file}: {pickles[0]}"), f"{folder}data/"
     stored = {name.removeprefix(data): member for name, member in members.items() if name.startswith(data)}
-    return found, {key: _find_place(file, member) for key, member in stored.items()}
+    return content, {key: _find_place(file, member) for key, member in stored.items()}
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -140,9 +140,9 @@ def _find_place(file: CheckpointFile, member: zipfile.ZipInfo) -> _Place:
     """Return the place of a member's bytes, which follow its local header."""
     if member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(f"{file}: {display(member.filename)} is compressed, which torch.save never does")
-    at, name = member.header_offset, member.orig_filename.encode("utf-8" if member.flag_bits & UTF_8 else "cp437")
+    at, name = member.header_offset, member.orig_filename.encode("utf-8" if member.flag_bits & UTF_8_FLAG else "cp437")
     header = file.read(at, LOCAL_HEADER + len(name)) if at + LOCAL_HEADER + len(name) <= file.size else b""
-    if not header.startswith(ZIP) or header[LOCAL_HEADER:] != name:
+    if not header.startswith(ZIP_START) or header[LOCAL_HEADER:] != name:
         raise CheckpointError(f"{file}: {display(member.filename)}: its local header is not at byte {at}")
     begin = at + LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     if begin + member.file_size > file.size:
@@ -152,10 +152,10 @@ def _find_place(file: CheckpointFile, member: zipfile.ZipInfo) -> _Place:
 
 def _read_legacy(file: CheckpointFile) -> tuple[Any, dict[str, _Place]]:
     stream = io.BufferedReader(_Stream(file))
-    _, version, machine, found, keys = (pickle_program.run(stream, str(file)) for _ in range(5))
+    _, version, machine, content, keys = (pickle_program.run(stream, str(file)) for _ in range(5))
     if version != 1001 or not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise CheckpointError(f"{file}: version {display(str(version))} or byte order of torch.save that is not known")
-    storages = {storage.key: storage for storage in _list_storages(found)}
+    storages = {storage.key: storage for storage in _list_storages(content)}
     places, at = dict[str, _Place](), stream.tell()
     for key in keys if isinstance(keys, list) else []:
         storage = storages.get(key) if isinstance(key, str) else None
@@ -168,12 +168,12 @@ def _read_legacy(file: CheckpointFile) -> tuple[Any, dict[str, _Place]]:
             raise CheckpointError(f"{file}: storage {display(key)} should have {count(storage.n, 'element')}")
         places[key] = _Place(at + 8, n_bytes)
         at += 8 + n_bytes
-    return found, places
+    return content, places
 
 
-def _list_storages(found: Any) -> Iterator[Storage]:
+def _list_storages(content: Any) -> Iterator[Storage]:
     """Yield the storages of all tensors in what a pickle made, each value once."""
-    left, seen = [found], set[int]()
+    left, seen = [content], set[int]()
     while left:
         value = left.pop()
         if isinstance(value, StoredTensor):
@@ -183,40 +183,40 @@ def _list_storages(found: Any) -> Iterator[Storage]:
             left.extend(value.values() if isinstance(value, dict) else value)
 
 
-def _find_weights(file: CheckpointFile, found: Any, notes: list[str]) -> dict[Any, Any]:
+def _find_weights(file: CheckpointFile, content: Any, notes: list[str]) -> dict[Any, Any]:
     """Return the dictionary of weights in what a file holds, with notes on the rest."""
-    if not isinstance(found, dict):
-        kind = found.kind if isinstance(found, Record) else type(found).__name__
+    if not isinstance(content, dict):
+        type_name = content.kind if isinstance(content, Record) else type(content).__name__
         raise CheckpointError(
-            f"{file}: holds a value of type {kind}, not a dictionary of tensors: save model.state_dict()"
+            f"{file}: holds a value of type {type_name}, not a dictionary of tensors: save model.state_dict()"
         )
-    if any(isinstance(value, StoredTensor) for value in found.values()):
-        return found
-    holding = [key for key, value in found.items() if isinstance(value, dict) and _holds_tensors(value)]
+    if any(isinstance(value, StoredTensor) for value in content.values()):
+        return content
+    holding = [key for key, value in content.items() if isinstance(value, dict) and _holds_tensors(value)]
     for key in (*WEIGHTS, *AVERAGES):
         if key in holding:
-            rest = [str(other) for other in holding if other != key and other not in OF_TRAINING]
+            rest = [str(other) for other in holding if other != key and other not in TRAINING_KEYS]
             if rest:
                 notes.append(f"{file}: read are the tensors under {display(key)}; not those under {listed(rest)}")
-            return _find_weights(file, found[key], notes) if len(holding) == 1 else found[key]
-    return {key: value for key, value in found.items() if key not in OF_TRAINING}
+            return _find_weights(file, content[key], notes) if len(holding) == 1 else content[key]
+    return {key: value for key, value in content.items() if key not in TRAINING_KEYS}
 
 
 def _holds_tensors(value: Mapping[Any, Any], depth: int = 0) -> bool:
     return any(
-        isinstance(each, StoredTensor | Record)
-        or (depth < 2 and isinstance(each, dict) and _holds_tensors(each, depth + 1))
-        for each in value.values()
+        isinstance(item, StoredTensor | Record)
+        or (depth < 2 and isinstance(item, dict) and _holds_tensors(item, depth + 1))
+        for item in value.values()
     )
 
 
 def _flatten(
-    found: Mapping[Any, Any], file: CheckpointFile, prefix: str = "", depth: int = 0
+    dictionary: Mapping[Any, Any], file: CheckpointFile, prefix: str = "", depth: int = 0
 ) -> Iterator[tuple[str, StoredTensor | Record]]:
     """Yield the tensors of a dictionary; those of dictionaries in it have its key in front of their names."""
     if depth > MAX_DEPTH:
         raise CheckpointError(f"{file}: {display(prefix[:80])}…: more than {MAX_DEPTH} dictionaries in each other")
-    for key, value in found.items():
+    for key, value in dictionary.items():
         if isinstance(value, StoredTensor) or (isinstance(value, Record) and value.state):
             yield f"{prefix}{key}", value
         elif isinstance(value, dict):
@@ -231,14 +231,14 @@ def _describe_subclass(name: str, record: Record, metadata: dict[str, str]) -> I
     described = {"_type": record.kind.rpartition(".")[2], "_data": others, "_tensor_data_names": sorted(parts)}
     metadata[name] = json.dumps(described)
     for key, value in parts.items():
-        yield f"{module}.{PRIVATE}{last}_{key}" if module else f"{PRIVATE}{last}_{key}", value
+        yield f"{module}.{PART_PREFIX}{last}_{key}" if module else f"{PART_PREFIX}{last}_{key}", value
 
 
 def _describe(value: Any) -> Any:
-    """Return a value of a tensor's attribute as JSON holds it; what no format reads is None."""
+    """Return a value of a tensor's attribute as JSON; None for a value that no format needs."""
     if isinstance(value, Name):
         return {"_type": "torch.dtype", "_data": value.text.removeprefix("torch.")}
-    if isinstance(value, list | tuple) and all(isinstance(each, int | str) for each in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, int | str) for item in value):
         return list(value)
     return value if isinstance(value, str | int | float | bool) else None
 

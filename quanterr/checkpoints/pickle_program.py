@@ -1,8 +1,8 @@
-"""An interpreter of the pickles of ``torch.save`` that executes nothing of a file.
+"""An interpreter of the pickles of ``torch.save`` that runs no code that a file names.
 
-A pickle is a program for a machine with a stack. Here, an opcode only makes dictionaries, lists, tuples, numbers and
-texts; a name is only a name (:class:`Name`); and what looks like a call makes one of the values below. A name that is
-not in the tables is refused, with the name and its place.
+A pickle is a program for a machine with a stack. Here, opcodes only make dictionaries, lists, tuples, numbers and
+texts, names become :class:`Name`, and calls make one of the values below. A name that is not in the tables is refused,
+with an error that states the name and its place.
 
 Reference: Python's Lib/pickletools.py (opcodes); pytorch/pytorch torch/_utils.py, torch/_tensor.py,
 torch/serialization.py (what torch writes).
@@ -28,9 +28,9 @@ DTYPES = {
     "uint64": "U64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
-KEYS = (str, bytes, int, float, bool, type(None))  # types of keys whose hash takes no time
+KEY_TYPES = (str, bytes, int, float, bool, type(None))  # types of keys whose hash takes no time
 MAX_OPCODES = 100_000_000
-OF_TORCHAO = "torchao."
+TORCHAO_PREFIX = "torchao."
 
 
 class Name(NamedTuple):
@@ -48,7 +48,7 @@ class Storage(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as it lies in a storage, from element ``offset`` on."""
+    """A tensor in a storage, from element ``offset`` on."""
 
     storage: Storage
     dtype: str
@@ -84,10 +84,10 @@ def _check_tensor(storage: Any, dtype: str, offset: Any, shape: Any, strides: An
     return StoredTensor(storage, dtype, offset, tuple(shape), tuple(strides))
 
 
-def _rebuild_from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """Return a tensor with attributes; for a class of torchao, these hold its numbers."""
-    if kind.text.startswith(OF_TORCHAO):
-        return Record(kind.text, (), state if isinstance(state, dict) else {})
+def _rebuild_from_type(function: Any, class_name: Any, arguments: Any, state: Any) -> Any:
+    """Return a tensor without its attributes; for a class of torchao, return the attributes, which are its parts."""
+    if class_name.text.startswith(TORCHAO_PREFIX):
+        return Record(class_name.text, (), state if isinstance(state, dict) else {})
     return CALLS[function.text](*arguments)
 
 
@@ -102,10 +102,10 @@ def _keep_first(first: Any, *_: Any) -> Any:
 
 
 def _forget(*_: Any) -> None:
-    """Return None for a value that is no weight, such as a number of numpy's."""
+    """Return None for a value that is no weight, such as a number of numpy."""
 
 
-# Functions and classes that a file may call → what is made instead.
+# Functions and classes that a file may call → function that is called instead.
 CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
@@ -140,16 +140,16 @@ LITERALS = {
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
-MADE = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_TUPLE": tuple}
+EMPTY_CONTAINERS = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": list, "EMPTY_TUPLE": tuple}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 MARK = object()
 
 
 def run(stream: IO[bytes], where: str) -> Any:
-    """Carry out the pickle at the place of ``stream``, and return what it makes; ``where`` names the file.
+    """Interpret the pickle at the position of ``stream``, and return its value; ``where`` names the file.
 
     Raises:
-        CheckpointError: the pickle is damaged, or names or does something that is not known.
+        CheckpointError: the pickle is damaged, or has an unknown name or opcode.
     """
     machine = _Machine(where)
     try:
@@ -157,7 +157,7 @@ def run(stream: IO[bytes], where: str) -> Any:
             if count > MAX_OPCODES:
                 raise ValueError("too long")
             machine.place = place or 0
-            machine.carry_out(opcode.name, argument)
+            machine.execute(opcode.name, argument)
     except CheckpointError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
@@ -167,7 +167,7 @@ def run(stream: IO[bytes], where: str) -> Any:
 
 
 class _Machine:
-    """The stack of a pickle, and what it has remembered."""
+    """The stack and the memo of a pickle."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -176,7 +176,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def carry_out(self, opcode: str, argument: Any) -> None:
+    def execute(self, opcode: str, argument: Any) -> None:
         stack = self._stack
         if opcode in LITERALS:
             stack.append(argument)
@@ -193,12 +193,12 @@ class _Machine:
             stack.append(MARK)
         elif opcode in CONSTANTS:
             stack.append(CONSTANTS[opcode])
-        elif opcode in MADE:
-            stack.append(MADE[opcode]())
+        elif opcode in EMPTY_CONTAINERS:
+            stack.append(EMPTY_CONTAINERS[opcode]())
         else:
-            self._carry_out_rare(opcode, argument)
+            self._execute_rare(opcode, argument)
 
-    def _carry_out_rare(self, opcode: str, argument: Any) -> None:
+    def _execute_rare(self, opcode: str, argument: Any) -> None:
         stack = self._stack
         match opcode:
             case "PROTO" | "FRAME":
@@ -225,10 +225,10 @@ class _Machine:
                 items = self._pop_to_mark()
                 stack[-1].extend(items)
             case "GLOBAL":
-                stack.append(self._name(argument.replace(" ", ".", 1)))
+                stack.append(self._make_name(argument.replace(" ", ".", 1)))
             case "STACK_GLOBAL":
                 module, name = self._pop(2)
-                stack[-2:] = [self._name(f"{module}.{name}")]
+                stack[-2:] = [self._make_name(f"{module}.{name}")]
             case "REDUCE" | "NEWOBJ":
                 function, arguments = self._pop(2)
                 stack[-2:] = [self._call(function, arguments)]
@@ -269,11 +269,11 @@ class _Machine:
         if not isinstance(target, dict):
             raise ValueError("items of what is no dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            if isinstance(key, KEYS):
+            if isinstance(key, KEY_TYPES):
                 target[key] = value
 
-    def _name(self, name: str) -> Name:
-        if name in CALLS or name in NAMES or name.startswith(OF_TORCHAO):
+    def _make_name(self, name: str) -> Name:
+        if name in CALLS or name in NAMES or name.startswith(TORCHAO_PREFIX):
             return Name(name)
         raise CheckpointError(
             f"{self._where}: byte {self.place}: the pickle names {display(name)}, which is no part of plain tensors; "
@@ -283,7 +283,7 @@ class _Machine:
     def _call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
             raise ValueError("a call of what is no function")
-        if function.text.startswith(OF_TORCHAO):
+        if function.text.startswith(TORCHAO_PREFIX):
             return Record(function.text, arguments, {})
         if function.text not in CALLS:
             raise CheckpointError(f"{self._where}: byte {self.place}: the pickle calls {function.text}")
@@ -292,8 +292,8 @@ class _Machine:
 
 def _make_storage(identity: Any) -> Storage:
     """Return the storage that a persistent id describes: ("storage", its class, key, device, number of elements, …)."""
-    _, kind, key, _, n = identity[:5]
-    dtype = STORAGES[kind.text.rpartition(".")[2].removesuffix("Storage")]
+    _, class_name, key, _, n = identity[:5]
+    dtype = STORAGES[class_name.text.rpartition(".")[2].removesuffix("Storage")]
     if not isinstance(key, str) or type(n) is not int or n < 0:
         raise ValueError("not a storage")
     return Storage(key, dtype, n)

@@ -32,7 +32,7 @@ def find_missing(folder: Place, names: list[str]) -> list[str]:
 
 
 def is_missing(place: Place) -> bool:
-    """Return whether a local file is missing; False for a file in a store, which says so when the file is read."""
+    """Return whether a local file is missing; False for a file in a store, where reading it fails if it is missing."""
     return isinstance(place, Path) and not os.path.lexists(place)
 
 

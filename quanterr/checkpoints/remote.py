@@ -20,9 +20,9 @@ from quanterr.checkpoints.store import RemotePath, TagKind, Version, make_change
 from quanterr.errors import CheckpointError
 from quanterr.util.text import display
 
-BLOCK = 8 << 20  # bytes of a block
-MOST_KEPT = 64  # blocks kept in memory, as samples of a weight are read again at its end
-FETCHERS = 8  # blocks fetched at the same time
+BLOCK_BYTES = 8 << 20  # bytes of a block
+MAX_KEPT_BLOCKS = 64  # blocks kept in memory, as samples of a weight are read again at its end
+MAX_FETCHES = 8  # blocks fetched at the same time
 
 
 class RemoteFile(CheckpointFile):
@@ -54,19 +54,19 @@ class RemoteFile(CheckpointFile):
             raise CheckpointError(f"{self}: ends at byte {self.size}, while it is being read: truncated")
         done = 0
         while done < len(view):
-            number, within = divmod(offset + done, BLOCK)
-            piece = _blocks().get(self, number)[within : within + len(view) - done]
-            view[done : done + len(piece)] = piece
-            done += len(piece)
+            number, within = divmod(offset + done, BLOCK_BYTES)
+            part = _blocks().get(self, number)[within : within + len(view) - done]
+            view[done : done + len(part)] = part
+            done += len(part)
 
     def fetch(self, number: int) -> bytes:
         """Fetch block ``number`` from the store."""
-        begin = number * BLOCK
-        return self.remote.fetch(begin, min(begin + BLOCK, self.size), self._version)
+        begin = number * BLOCK_BYTES
+        return self.remote.fetch(begin, min(begin + BLOCK_BYTES, self.size), self._version)
 
     def will_need(self, offset: int, n: int) -> None:
         """Start to fetch these bytes in the background."""
-        for number in range(offset // BLOCK, -(-(offset + n) // BLOCK)):
+        for number in range(offset // BLOCK_BYTES, -(-(offset + n) // BLOCK_BYTES)):
             _blocks().ask(self, number)
 
     def check_unchanged(self) -> None:
@@ -99,7 +99,7 @@ class _Blocks:
     """The blocks of all files that are in memory or being fetched; the oldest are dropped first."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="quanterr-fetch")
+        self._pool = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="quanterr-fetch")
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[RemoteFile, int], Future[bytes]] = OrderedDict()
 
@@ -107,15 +107,15 @@ class _Blocks:
         """Return a future for the block, fetching it in the background if necessary."""
         key = file, number
         with self._lock:
-            found = self._known.pop(key, None)
-            if found is None or (found.done() and found.exception() is not None):
-                found = self._pool.submit(file.fetch, number)
-            self._known[key] = found
-            if len(self._known) > MOST_KEPT:
-                for oldest in (key for key, one in self._known.items() if one.done()):
+            future = self._known.pop(key, None)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._pool.submit(file.fetch, number)
+            self._known[key] = future
+            if len(self._known) > MAX_KEPT_BLOCKS:
+                for oldest in (key for key, block in self._known.items() if block.done()):
                     del self._known[oldest]
                     break
-        return found
+        return future
 
     def get(self, file: RemoteFile, number: int) -> memoryview:
         """Return the block, waiting until it is fetched."""

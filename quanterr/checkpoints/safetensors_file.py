@@ -47,7 +47,7 @@ from quanterr.version import __version__
 
 Shared = TypeVar("Shared", int, tuple[int, ...])
 
-MAX_HEADER = 100_000_000  # bytes, the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # bytes, the format's own limit
 MAX_OFFSET = 2**63
 WHITESPACE = b" \t\r\n"
 # The library imports the framework for which it opens a file. That takes 0.1 s for numpy; for torch it takes seconds,
@@ -61,7 +61,7 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
     Raises:
         CheckpointError: the file is not a complete, valid safetensors file; the message names the file and tensor.
     """
-    odd: list[str] = []  # notes on what only ``lenient`` accepts
+    odd: list[str] = []  # notes on deviations that only ``lenient`` accepts
     header, data_start = _read_raw_header(file, lenient, odd)
     notes: list[str] = []
     entries, metadata = _read_plain(file, header, data_start) or _read_any(file, header, data_start, notes)
@@ -77,9 +77,9 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> tuple[list[Entry
         refuse(f"{description}others refuse. Save the file again", lenient, odd)
     is_here = file.descriptor >= 0
     if is_here and not odd and not any(entry.unknown for entry in entries):  # the library refuses both
-        require_memory(LIBRARY_MEMORY * data_start)
+        require_memory(LIBRARY_MEMORY_FACTOR * data_start)
         _check_with_library(file)
-        if data_start > LARGE_HEADER:
+        if data_start > LARGE_HEADER_BYTES:
             give_back_memory()
     return entries, metadata, odd + notes
 
@@ -89,11 +89,11 @@ def _begins_header(file: CheckpointFile, at: int) -> bool:
     if file.size - at <= 10:
         return False
     first = file.read(at, 9)
-    return first[8:] == b"{" and 2 <= int.from_bytes(first[:8], "little") <= min(file.size - at - 8, MAX_HEADER)
+    return first[8:] == b"{" and 2 <= int.from_bytes(first[:8], "little") <= min(file.size - at - 8, MAX_HEADER_BYTES)
 
 
-LIBRARY_MEMORY = 16  # times the bytes of a header: up to 1 kB for a tensor
-LARGE_HEADER = 100_000  # bytes, of about 1,000 tensors
+LIBRARY_MEMORY_FACTOR = 16  # memory that the library needs / size of a header; up to 1 kB for a tensor
+LARGE_HEADER_BYTES = 100_000  # about 1,000 tensors
 
 
 class _Fields(msgspec.Struct, gc=False):
@@ -112,11 +112,11 @@ class _Metadata(msgspec.Struct, gc=False, rename={"metadata": "__metadata__"}):
 
 _decode_fields = msgspec.json.Decoder(dict[str, _Fields]).decode
 _decode_metadata = msgspec.json.Decoder(_Metadata).decode
-QUOTES = 10  # around the name, the keys and the dtype of a tensor
+QUOTES_PER_TENSOR = 10  # around the name, the three keys and the dtype
 
 
 def _read_plain(file: CheckpointFile, header: bytes, data_start: int) -> tuple[list[Entry], dict[str, str]] | None:
-    """Read a header in which nothing is unusual, five times as fast as :func:`_read_any`; None for any other header.
+    """Read a header without deviations, five times as fast as :func:`_read_any`; return None for any other header.
 
     Without escapes, the number of quotation marks shows that no name or key occurs twice, and that none is unknown.
     """
@@ -131,13 +131,13 @@ def _read_plain(file: CheckpointFile, header: bytes, data_start: int) -> tuple[l
     if stored is not None:
         del fields["__metadata__"]
         quotes = 2 + bytes(stored).count(b'"')
-    if header.count(b'"') != quotes + QUOTES * len(fields):
+    if header.count(b'"') != quotes + QUOTES_PER_TENSOR * len(fields):
         return None
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
     entries = []
     for name in list(fields):  # popping frees memory for the entries of the next tensors
-        own = fields.pop(name)
-        dtype, shape, offsets = own.dtype, own.shape, own.data_offsets
+        tensor = fields.pop(name)
+        dtype, shape, offsets = tensor.dtype, tensor.shape, tensor.data_offsets
         if dtype is None or shape is None or offsets is None:
             return None
         if (dtype, shape) not in sizes:
@@ -186,9 +186,9 @@ def _read_raw_header(file: CheckpointFile, lenient: bool, odd: list[str]) -> tup
     if file.size < 8:
         raise CheckpointError(f"{file}: too short for a safetensors header ({file.size} bytes)")
     length = int.from_bytes(start[:8], "little")
-    if length > MAX_HEADER:
+    if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{file}: header length {length} exceeds the format limit of {MAX_HEADER}; not a safetensors file"
+            f"{file}: header length {length} exceeds the format limit of {MAX_HEADER_BYTES}; not a safetensors file"
         )
     if 8 + length > file.size:
         raise CheckpointError(

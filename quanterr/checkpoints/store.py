@@ -14,10 +14,10 @@ class NotThereError(CheckpointError):
 
 
 class TagKind(StrEnum):
-    """The kind of a version's tag, which determines whether the server or only the client can compare it."""
+    """The type of a version's tag, which determines whether the server, or only the client, can compare it."""
 
     STRONG = "strong ETag"  # the server can compare it, with If-Match
-    WEAK = "weak ETag"  # only the client can compare it: If-Match never matches
+    WEAK = "weak ETag"  # only the client can compare it, as If-Match never matches
     DATE = "Last-Modified"  # the server can compare it, with If-Unmodified-Since
     OTHER = "other"  # a tag of another kind of store, or no tag
 

@@ -41,7 +41,7 @@ def _open_store(given: str) -> tuple[Store, str, str | None]:
         parts = urllib.parse.urlsplit(given)
         folder, _, name = parts.path.rpartition("/")
         host = parts.netloc.rpartition("@")[2]
-        with suppress(UnicodeError):  # urllib3 then finds the host invalid
+        with suppress(UnicodeError):  # then urllib3 raises an error about the host
             host = host.encode("idna").decode()
         base = urllib.parse.urlunsplit((parts.scheme, host, folder, "", ""))
         headers = {}

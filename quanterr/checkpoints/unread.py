@@ -13,7 +13,7 @@ from quanterr.checkpoints.places import Place
 from quanterr.checkpoints.safetensors_file import read_header
 from quanterr.errors import QuanterrError
 
-WEIGHTS = (".safetensors", ".sft")
+WEIGHT_SUFFIXES = (".safetensors", ".sft")
 ADAPTER = re.compile(r"(?:adapters?|pytorch_lora_weights)[._].*")
 COMPUTED = "jangtq_runtime.safetensors"  # signs and codebooks of JANGTQ, which follow from the numbers of columns
 ADAPTER_CONFIG = "adapter_config.json"
@@ -24,16 +24,16 @@ def find_unread(
     folder: Place, stored: Sequence[str], read: Sequence[str], entries: Mapping[str, Entry]
 ) -> Iterator[Unread]:
     """Yield the files of weights among ``stored`` that are not in ``read``; no header is fetched from a store."""
-    variants = tuple(f"{_stem(name)}." for name in read)
+    variants = tuple(f"{_find_stem(name)}." for name in read)
     for name in stored:
-        if name in (*read, COMPUTED) or not name.endswith(WEIGHTS) or _stem(name).startswith(variants):
+        if name in (*read, COMPUTED) or not name.endswith(WEIGHT_SUFFIXES) or _find_stem(name).startswith(variants):
             continue
         if ADAPTER.match(name) and ADAPTER_CONFIG not in stored:
             continue
         yield Unread(name, _find_differing(folder / name, entries) if isinstance(folder, Path) else ())
 
 
-def _stem(name: str) -> str:
+def _find_stem(name: str) -> str:
     return SHARD.sub("", name).rpartition(".")[0]
 
 
@@ -43,10 +43,10 @@ def _find_differing(path: Path, entries: Mapping[str, Entry]) -> tuple[str, ...]
     except QuanterrError:
         return ()
     try:
-        found, *_ = read_header(file, lenient=True)
+        stored, *_ = read_header(file, lenient=True)
     except QuanterrError:
         return ()
     finally:
         file.close()
-    both = ((entry, entries[entry.name]) for entry in found if entry.name in entries)
-    return tuple(one.name for one, other in both if (one.shape, one.nbytes) != (other.shape, other.nbytes))
+    pairs = ((entry, entries[entry.name]) for entry in stored if entry.name in entries)
+    return tuple(entry.name for entry, other in pairs if (entry.shape, entry.nbytes) != (other.shape, other.nbytes))

@@ -31,7 +31,7 @@ NAMES = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Small blocks, short waits: many requests in little time."""
-    monkeypatch.setattr(remote, "BLOCK", 1 << 16)
+    monkeypatch.setattr(remote, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(waiting, "WAIT", 0.001)
     monkeypatch.setattr(waiting, "LONGEST_WAIT", 0.01)
 
@@ -367,7 +367,7 @@ class TestWaits:
         server.faults.append(busy)
         before = (
             "import os, signal\nfrom quanterr.checkpoints import remote\nfrom quanterr.util import waiting\n"
-            "remote.BLOCK, busy = 1 << 16, waiting.handle_busy_host\n"
+            "remote.BLOCK_BYTES, busy = 1 << 16, waiting.handle_busy_host\n"
             f"once = iter([signal.{number}])\n"
             "def interrupted(*words):\n"
             "    found = busy(*words)\n"

@@ -328,17 +328,17 @@ class TestConnections:
         assert right(3) == once_known(at(server), 3)[1]
 
     def test_idle_connections_are_limited(self, server, monkeypatch):
-        monkeypatch.setattr(http_client, "MOST_IDLE", 1)
-        http_client._pools.cache_clear()
+        monkeypatch.setattr(http_client, "MAX_IDLE_CONNECTIONS", 1)
+        http_client._make_pool.cache_clear()
         path = at(server)
         version = path.version()
         together = threading.Barrier(4)
         server.faults.append(lambda *_: together.wait(5) and False)
         with ThreadPoolExecutor(4) as pool:
             assert [BYTES[:100]] * 4 == list(pool.map(lambda _: path.fetch(0, 100, version), range(4)))
-        kept = http_client._pools(None).connection_from_url(server.url).pool
+        kept = http_client._make_pool(None).connection_from_url(server.url).pool
         assert 1 == sum(connection is not None for connection in kept.queue)
-        http_client._pools.cache_clear()
+        http_client._make_pool.cache_clear()
 
 
 class TestRedirections:
@@ -566,9 +566,9 @@ class TestTls:
         monkeypatch.setenv("https_proxy", server.url.replace("://", "://me:pass@"))
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        http_client._pools.cache_clear()
+        http_client._make_pool.cache_clear()
         yield RemotePath(Http("https://models.invalid"), "w")
-        http_client._pools.cache_clear()
+        http_client._make_pool.cache_clear()
 
     def test_environment_chooses_the_certificates(self, server, path, certificate, monkeypatch):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))

@@ -39,7 +39,7 @@ def note(file, etag):
 
 @pytest.mark.parametrize("place", [cache, note])
 def test_matching_checksum_is_verified(file, place, monkeypatch):
-    monkeypatch.setattr(checksums, "PIECE", 1000)
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 1000)
     found = quanterr.inspect(place(file, digest(file)), verify=True)
 
     assert (1, []) == (found.verified, found.findings)
