@@ -1,4 +1,4 @@
-"""Stores read by fsspec: ``s3://``, ``gs://``, ``abfs://`` …"""
+"""Stores that fsspec reads, such as ``s3://``, ``gs://`` and ``abfs://``."""
 
 import re
 from collections.abc import Callable

@@ -49,11 +49,11 @@ class Http:
         self._finding = threading.Lock()
 
     def list_names(self, folder: str) -> list[str] | None:
-        """Return None: a web server has no listing."""
+        """Return None, as a web server lists no files."""
         return None
 
     def sha256(self, path: str) -> str | None:
-        """Return None: a web server states no checksum."""
+        """Return None, as a web server states no checksum."""
         return None
 
     def show_address(self, path: str) -> str:

@@ -98,7 +98,7 @@ class FindingCollector:
         self._plan = plan
         self._folded = {fold.source.rpartition(".")[0] for fold in plan.folded}
         self._corrected = find_corrected_biases(plan.pairs)
-        self._seen: list[WeightSummary] = []  # in the order in which they were added
+        self._seen: list[WeightSummary] = []  # weights in the order of the calls of ``add``
         self._equal: dict[int, Pair] = {}
         self._of_weights: dict[int, list[Finding]] = {}
         self._constant, self._repeated = ConstantWeights(), RepeatedWeights()

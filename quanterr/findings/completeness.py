@@ -42,7 +42,7 @@ PER_BLOCK_KEYS = (
     "attention.head_count",
     "attention.head_count_kv",
     "feed_forward_length",
-)  # GGUF: a number for each block
+)  # keys of GGUF files whose value may be a list with a number for each block
 # Keys of config.json of models whose blocks differ from each other.
 UNEVEN_KEYS = (
     *("num_kv_shared_layers", "cla_share_factor", "block_configs", "hybrid_override_pattern", "layers_block_type"),

@@ -20,7 +20,7 @@ from quanterr.pairing.model import Leftover, Pair, Pairing, WeightResult
 class Stored(NamedTuple):
     """A weight of the checkpoint whose configuration is checked."""
 
-    name: str  # as reports call it: in a comparison the original's name
+    name: str  # its name in reports; in a comparison, the original's name
     weight: Weight
     parts: Sequence[Entry]  # entries beside the codes
     has_shape: bool = True  # False if only an original could show its shape, and there is none
@@ -95,7 +95,7 @@ class Comparison:
     original: Contents
     quantized: Contents
     alphas: Mapping[str, float] | None = None  # sensitivities by names of weights, if any were given
-    weight_findings: Sequence[Finding] = ()  # about the errors of compared weights
+    weight_findings: Sequence[Finding] = ()  # findings about the errors of compared weights
     changed_vectors: Sequence[str] = field(default=())  # 1-D tensors that differ by more than a conversion rounds
     has_blocks: bool = True  # whether the report groups layers by blocks
     min_snr_db: float = 0.0  # of all weights that differ

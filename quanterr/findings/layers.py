@@ -333,8 +333,8 @@ def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
     names = [weight.pair.name for weight in copies if weight.copy == Copy.COARSE]
     if names:
         message = (
-            f"{count(len(names), 'tensor')} cast without rounding to the nearest value: {listed(names, 3)}; "
-            "truncated, or rounded at random"
+            f"casts of {count(len(names), 'tensor')} did not round to the nearest value: {listed(names, 3)}; "
+            "they truncated, or rounded at random"
         )
         remedy = "round to the nearest value where you can: this halves the error"
         yield make_finding("cast_coarse", "info", None, message, remedy, layers=names)

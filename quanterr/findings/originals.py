@@ -33,7 +33,7 @@ def restate_for_quantized_originals(findings: Sequence[Finding], seen: Iterable[
         if finding.code in GRID_CODES and list_weights(finding) and list_weights(finding) <= coarse.keys()
     ]
     names = set[str]().union(*map(list_weights, vain))
-    if not vain or 2 * len(names) < len(coarse):  # most were made from the original, so these are damaged
+    if not vain or 2 * len(names) < len(coarse):  # most were quantized from this original: the losses are damage
         return list(findings)
     weights = [weight for name, weight in coarse.items() if name in names]
     layers, formats = (

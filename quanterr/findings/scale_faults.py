@@ -50,7 +50,7 @@ from quanterr.samples.good_scales import order_columns
 from quanterr.samples.scales import LEVELS_OF_BYTE
 from quanterr.util.text import count, display, listed
 
-MAX_ROUNDS = 8  # of the fit of a factor; each round reduces the deviation to less than a third
+MAX_ROUNDS = 8  # maximum number of rounds of a fit of a factor; each reduces the deviation to less than a third
 MISSED_RATIO = 4  # a correction must reduce the number of codes that are not the nearest by this factor
 MIN_STEPS_OFF = 0.25  # minimum distance of another code from the nearest one, in steps
 MAX_PRODUCTS = 1 << 27  # maximum number of products of codes and scales of groups to try

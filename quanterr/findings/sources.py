@@ -86,7 +86,7 @@ MIN_GRID_SHARE = 0.035  # minimum share of the error that follows a grid, in add
 SCATTERED = "scattered"
 SCATTERED_FACTOR, SCATTERED_SHARE, BEST_COLUMNS_PART = 5.0, 1e-3, 4
 MAX_SCATTERED = 8  # in samples of 64 rows, the best columns are uncertain, and up to 5 of 4,000 errors are large
-MIN_USUAL_ERROR = 0.25  # in steps: the median of rounding errors
+MIN_USUAL_ERROR = 0.25  # the median of rounding errors, in steps
 
 MEANINGS = {
     "rounding": "no rounding, with or without error compensation, makes these codes from the original: a finetune, "
@@ -262,7 +262,7 @@ def _measure_errors(sample: CodeSample) -> ErrorSample | None:
 
 
 def _count_columns_per_scale(pair: Pair, cols: int) -> int:
-    """Return the number of columns that share a scale, which divides ``cols``."""
+    """Return the number of columns that share a scale; it divides ``cols``."""
     block = pair.quantized.unrotated.block_size
     return block[1] if block and cols % block[1] == 0 else cols
 
@@ -328,7 +328,7 @@ def _has_scattered_errors(sample: ErrorSample, unit: Tensor) -> bool:
     groups = unit[:, : errors.shape[1]].sum(0).argsort(stable=True)  # puts columns with equal scales together
     errors = errors[:, groups[: len(groups) // WINDOW * WINDOW]].reshape(len(errors), -1, WINDOW)
     usual = errors.nanmedian(2, keepdim=True).values.clamp_(min=MIN_USUAL_ERROR)
-    is_known = 2 * errors.isfinite().sum(2, keepdim=True) >= WINDOW  # a median of fewer is uncertain
+    is_known = 2 * errors.isfinite().sum(2, keepdim=True) >= WINDOW  # the median of fewer errors is uncertain
     errors = (errors / usual).masked_fill_(~is_known, nan).flatten(1)
     halves = errors[::2], errors[1::2]
     number = errors.shape[1] // BEST_COLUMNS_PART

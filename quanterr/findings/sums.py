@@ -162,7 +162,7 @@ def _diagnose(ratio: float, cosine: float) -> str:
     if abs(cosine) < UNRELATED_COSINE and 1 / MISMATCH_FACTOR < ratio < MISMATCH_FACTOR:
         return "rows or columns permuted, a rotation, or another tensor"
     if abs(cosine) < UNRELATED_COSINE:
-        return "another tensor, or decoded in a wrong way"
+        return "another tensor, or one decoded in a wrong way"
     return "large outliers, beside which other values become zeros, or a damaged layer"
 
 

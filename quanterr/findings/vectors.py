@@ -291,7 +291,7 @@ def _check_order(pair: Pair, sample: Sample) -> Finding | None:
 
 
 def _check_one_factor(pair: Pair, sample: Sample) -> Finding | None:
-    """Report values that are all multiplied by one number, unless all are 1, as of a norm fused into the next layer."""
+    """Report values that are all multiplied by one number, unless all are 1, as in a norm fused into the next layer."""
     x, y = sample[:2]
     product = float((x * y).sum())
     if not product or bool((y == 1).all()):

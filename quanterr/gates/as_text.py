@@ -16,7 +16,7 @@ Printed = set[tuple[str | None, str | None]]  # (layer, its reason), or (None, a
 
 
 def format_gates(gates: Sequence[Gate], colored: bool = False) -> list[str]:
-    """Return a line per gate, gates that do not hold first, each with its violations below.
+    """Return a line for each gate, with its violations below; gates that do not hold come first.
 
     A cause that several gates share, such as a damaged layer, is printed once.
     """

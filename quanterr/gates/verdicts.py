@@ -74,7 +74,7 @@ def judge_subject(subject: Subject, rules: list[Rule], baseline: Subject | None 
 def list_doubts(subject: Subject, rules: list[Rule]) -> list[Reason]:
     """Return the reasons for an inconclusive verdict that do not depend on which rules hold.
 
-    These are that the comparison is unreliable or, if there are rules, that the measured model is not quantized.
+    Such reasons are an unreliable comparison and, if there are rules, a measured model that is not quantized.
     """
     return list(subject.unreliable or (subject.unquantized if rules else ()))
 

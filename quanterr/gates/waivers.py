@@ -48,7 +48,7 @@ class Waiver:
 
     @property
     def is_over(self) -> bool:
-        """True after its last day."""
+        """Whether its last day has passed."""
         return _today() > self.until
 
     def takes(self, layer: str | None) -> bool:

@@ -49,7 +49,7 @@ class Cell(NamedTuple):
 
     @property
     def sign(self) -> str | None:
-        """The character shown in place of a digit; None for a number."""
+        """The character shown in place of a digit, or None if the cell has a number."""
         return (NOT_COMPARED_SIGN, UNDEFINED_SIGN, None, IDENTICAL_SIGN)[self.rank]
 
 

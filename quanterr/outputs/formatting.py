@@ -22,7 +22,7 @@ def format_db(value: float | None, unit: str = "") -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Format with four significant digits; "0" only for exactly 0."""
+    """Format with four significant digits; only exactly 0 becomes "0"."""
     return UNDEFINED if value is None else f"{value:.4g}"
 
 

@@ -293,8 +293,8 @@ class PageScripts(NamedTuple):
 class Maps(NamedTuple):
     """The metrics in the map and layer table of a page, and its layers."""
 
-    metrics: Mapping[str, MapMetric]  # by key in the data
-    words: Mapping[str, str]  # titles of text columns by key; filters select by them
+    metrics: Mapping[str, MapMetric]  # metrics by their keys in the data
+    words: Mapping[str, str]  # titles of text columns by their keys; filters select by these columns
     rows: Callable[[], Iterable[Row]]
     order: str  # metric that sorts the layers, the worst first
     colour: str  # metric that colours the map

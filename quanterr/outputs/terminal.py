@@ -107,7 +107,7 @@ def _print_sections(view: View, to: Console, plot: bool) -> None:
                 continue
             if isinstance(part, Findings | Gates | Chart | Dots):
                 continue
-            if not (isinstance(before, Table) and isinstance(part, Lines)):  # a table is followed by an empty line
+            if not (isinstance(before, Table) and isinstance(part, Lines)):  # tables end with an empty line
                 to.print()
             _print_part(part, to)
             before = part

@@ -358,7 +358,7 @@ class TestFloor:
         text = format_numbers(evaluation)
 
         assert "floor: the original in bfloat16" in text
-        assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
+        assert "below the floor: int8_row; rounding to bfloat16 alone deviates more" in text
         assert "Output error by step" in text
 
     @pytest.mark.parametrize(

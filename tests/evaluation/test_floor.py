@@ -92,7 +92,7 @@ def test_floor_is_a_row_and_names_candidates_below_it_on_the_same_chunks(shared_
     text = format_numbers(changed)
 
     assert "floor: the original in bfloat16, 4 chunks" in text
-    assert "below the floor: int8_row: bfloat16 alone rounds more than that" in text
+    assert "below the floor: int8_row; rounding to bfloat16 alone deviates more" in text
     assert f"floor,,kld_mean,,{shared_evaluation.floor.scores.kld_mean!r}" in (tmp_path / "e.csv").read_text()
     assert changed.floor == quanterr.read_document(str(tmp_path / "e.json")).floor
     assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None

@@ -187,7 +187,7 @@ class TestHardware:
     def test_command_calls_the_speed_a_bound_and_unknown_hardware_is_refused(self, folder):
         done = CliRunner().invoke(app, ["inspect", str(folder), "--hardware", "4090"])
         assert "4090, 1008 GB/s: at most " in done.stdout
-        assert "This is a bound by memory bandwidth alone." in done.stdout
+        assert "Only memory bandwidth is taken into account." in done.stdout
         with pytest.raises(UsageError, match="did you mean H100"):
             quanterr.inspect(folder, hardware="H10")
 

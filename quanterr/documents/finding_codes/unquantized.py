@@ -58,8 +58,8 @@ CODES = {
         "info",
         meaning="tensors were cast to another dtype without rounding to the nearest: truncated, or rounded at random",
         example=(
-            "3 tensors cast without rounding to the nearest value: lm_head.weight and 2 more; truncated, or rounded at "
-            "random"
+            "casts of 3 tensors did not round to the nearest value: lm_head.weight and 2 more; they truncated, or "
+            "rounded at random"
         ),
         remedy="Nothing urgent: rounding to the nearest value halves the error.",
     ),

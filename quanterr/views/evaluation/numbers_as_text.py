@@ -168,7 +168,7 @@ def list_floor_lines(evaluation: Evaluation) -> list[str]:
     if floor.reason is not None:
         return [f"no floor: {floor.reason}"]
     below = [candidate.name for candidate in evaluation.candidates if is_below_floor(evaluation, candidate)]
-    return [f"below the floor: {', '.join(below)}: {floor.dtype} alone rounds more than that"] if below else []
+    return [f"below the floor: {', '.join(below)}; rounding to {floor.dtype} alone deviates more"] if below else []
 
 
 def describe_nearer(near: Evaluated, far: Evaluated, apart: PairedDifference) -> str:
