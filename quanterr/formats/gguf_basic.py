@@ -29,7 +29,7 @@ Q8_0 = Numbers(32)
 TYPES = (
     BlockType(
         "4-bit codes, a scale for 32",
-        (21, 23),
+        (20, 23),
         {
             "Q4_0": Block(Q4_0, Layout((Field(2, "3210:4", 4),))),
             "Q4_0_R8": Block(Q4_0, Layout((Field(16, "32kkk10:4", 4),))),
@@ -37,12 +37,12 @@ TYPES = (
     ),
     BlockType(
         "4-bit codes, a scale and a minimum for 32",
-        (22, 24),
+        (21, 24),
         {"Q4_1": Block(Q4_1, Layout((Field(4, "3210:4", 4),), d_minima=2))},
     ),
     BlockType(
         "5-bit codes, a scale for 32",
-        (27, 29),
+        (26, 29),
         {
             "Q5_0": Block(Q5_0, Layout((Field(6, "3210:4", 4), Field(2, "43:210", 1, 4)))),
             "Q5_0_R4": Block(Q5_0, Layout((Field(24, "24kk10:3", 4), Field(8, "kk10:324", 1, 4)))),

@@ -77,7 +77,7 @@ TYPES = (
     ),
     BlockType(
         "3-bit codes, a scale for 16",
-        (16, 18),
+        (15, 18),
         {
             "Q3_K": Block(
                 Q3_K,

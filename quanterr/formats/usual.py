@@ -8,7 +8,8 @@ from quanterr.formats.base import Format, Weight
 
 WIDE_DB = 10  # a row that declares a wider range stands for codes of several sizes
 LARGEST_GROUP = 256  # elements; above, outliers decide
-BELOW_DB, BELOW_OF_ROWS_DB, ABOVE_DB = 3, 9, 2  # what real weights have less, or more, than normal ones
+# What real weights have less, or more, than normal ones: all-MiniLM-L6-v2 and SmolLM2-135M, and models of the tests.
+BELOW_DB, BELOW_OF_ROWS_DB, ABOVE_DB = 3, 9, 2
 
 
 def estimate_usual_snr(row: Format, weights: Iterable[Weight]) -> tuple[int, int] | None:
@@ -16,21 +17,24 @@ def estimate_usual_snr(row: Format, weights: Iterable[Weight]) -> tuple[int, int
 
     Where a format stores integers of several sizes, the range follows from their bits b and groups. The largest of g
     normal values is q = Φ⁻¹(1 - ln 2 / 2g) at the median, and a step s costs s²/12: symmetric codes have
-    12·(2^(b-1) - 1)² / q², codes with a zero point 12·((2^b - 1) / 2)² / q².
+    12·(2^(b-1) - 1)² / q², codes with a zero point 12·((2^b - 1) / 2)² / q². Of one scale for a whole tensor, outliers
+    decide, and the range that is declared for the format applies.
     """
     if row.usual_db is None or row.usual_db[1] - row.usual_db[0] <= WIDE_DB:
         return row.usual_db
     kinds = {(weight.uniform_bits, _find_group(weight)) for weight in weights}
-    if any(bits is None or bits < 2 for bits, _ in kinds) or not kinds:
+    ranges = [_find_range(bits, group) for bits, group in kinds if bits is not None and bits > 1 and group is not None]
+    if len(ranges) < len(kinds) or not kinds:
         return row.usual_db
-    ranges = [_find_range(bits or 0, group) for bits, group in kinds]
-    return max(row.usual_db[0], min(low for low, _ in ranges)), max(high for _, high in ranges)
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _find_group(weight: Weight) -> int:
-    """Return how many elements share a scale; without blocks, all do."""
-    rows, cols = weight.block_size or weight.matrix
-    return rows * cols
+def _find_group(weight: Weight) -> int | None:
+    """Return how many elements share a scale, without blocks those of a row; None if all do."""
+    if weight.block_size is not None:
+        rows, cols = weight.block_size
+        return None if (rows, cols) == weight.matrix and rows > 1 else rows * cols
+    return None if weight.scale is None or weight.scale.n == 1 else weight.matrix[1]
 
 
 def _find_range(bits: int, group: int) -> tuple[int, int]:
