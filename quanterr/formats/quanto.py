@@ -120,7 +120,7 @@ FORMATS = (
         INT8,
         fit_bytes,
         summary="optimum-quanto: INT8 codes, one scale per row",
-        usual_db=(32, 41),
+        usual_db=(32, 43),
         takes_tied_head=True,
     ),
     Format(

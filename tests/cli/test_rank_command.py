@@ -98,6 +98,12 @@ class TestTable:
 
         assert "─" in in_terminal("rank", "-v", *words)
 
+    def test_answer_names_the_candidate_that_may_be_the_original(self, folder):
+        out = call("rank", folder / "fp8.safetensors", folder / "x.safetensors", folder / "int8.safetensors").stdout
+
+        assert "\nx: the original stores " in out
+        assert "quantized, the quantized checkpoint none: are the arguments swapped?" in out
+
     def test_table_shows_as_many_layers_as_asked_for(self, folder):
         assert "2 layers that differ most, of 3 layers" in rank(folder, "fp8", "int8", "--top-layers", "2").stdout
         assert "of 3 layers" not in rank(folder, "fp8", "int8", "--top-layers", "0").stdout

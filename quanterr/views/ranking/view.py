@@ -65,6 +65,7 @@ SAME_SIZE_PCT = 0.05  # difference of sizes in per cent that counts as none
 MINOR_SHARE, MINOR_BECAUSE = 0.01, "below 1 % of the error"
 ABSENT = "-"
 FALLBACK_CODE = "fallback_recipe"  # the finding that many weights of a ggml type are stored as another type
+SWAPPED_CODE = "swapped_sides"  # the finding that the original is given as a candidate, or the reverse
 MAX_LISTED_POINTS = 4  # in the conclusion
 CSV_COLUMNS = (
     *("quanterr_verdict", "list", "candidate", "rank", "layer_name", "format", "bytes", "squared_error", "snr_db"),
@@ -333,6 +334,12 @@ def _summarize(ranking: Ranking) -> Iterator[str]:
         for candidate in ranking.candidates
         for finding in candidate.findings
         if finding.code == FALLBACK_CODE
+    )
+    yield from (
+        f"{display(candidate.name)}: {sentence(finding.message)}"
+        for candidate in ranking.candidates
+        for finding in candidate.findings
+        if finding.code == SWAPPED_CODE and finding.severity != "info"
     )
     yield from summarize_candidates([(candidate.name, candidate.loading) for candidate in ranking.candidates])
     if ranking.sample is not None:  # otherwise the reasons of the verdict name these candidates
