@@ -23,10 +23,12 @@ from quanterr.metrics.histogram import BINS, LAST_BIN, Histogram
 from quanterr.metrics.peaks import WINDOW
 from quanterr.metrics.sums import Sums, as_float, exact
 from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.devices import own_stream
 from quanterr.util.text import display
 from quanterr.util.waiting import notices
 
 TILE = 1024  # elements that a program of the kernel holds in registers
+WARPS = 8  # of a program: with four, a thread takes more than 128 registers
 EVERY_COLUMN = 1 << 30  # as the columns of a block: more than any row has
 COMPILED_FOR = ("cuda", "xpu")  # types of devices for which Triton compiles; ROCm's are called cuda
 # What the kernel finds for each row of a tile, in its order: first sums, then maxima, then a minimum.
@@ -72,7 +74,7 @@ def sum_fused(
 def _read_values(operand: Operand, chunk: Chunk) -> tuple[Codes, Tensor | None]:
     """Return the values of a chunk, and the number of its saturated codes, if the format counts them."""
     values = operand.dequantize(chunk)
-    return Codes(values.weight), values.saturated
+    return Codes(values.weight.contiguous()), values.saturated
 
 
 def _read_codes(operand: Operand, chunk: Chunk) -> tuple[Codes, Tensor | None] | None:
@@ -189,6 +191,7 @@ def _launch(
             COLS=width,
             WINDOW=WINDOW,
             LAST=LAST_BIN,
+            num_warps=WARPS,
             enable_fp_fusion=False,  # each operation rounds
         )
     return found, histogram
@@ -229,8 +232,9 @@ def _check_kernel(device: torch.device) -> bool:
     chunk = Chunk(0, 3, 0, 100)
     expected = exact_sums(lambda _: (x.float(), table[codes.int(), 0] * scale), [chunk], 100, OUTLIER)
     try:
-        sides = Codes(x.to(device)), Codes(codes.to(device), table.to(device), scale=scale.to(device))
-        found = sum_codes(*sides, chunk, 100, OUTLIER)
+        with own_stream(device):  # which makes it this thread's device: the kernel runs on that
+            sides = Codes(x.to(device)), Codes(codes.to(device), table.to(device), scale=scale.to(device))
+            found = sum_codes(*sides, chunk, 100, OUTLIER)
         is_close = isclose(as_float(found.e_sq), as_float(expected.e_sq), rel_tol=1e-9)
         reason = "" if is_close and found.histogram == expected.histogram else "its sums are wrong"
     except Exception as error:  # a compiler that is missing, a device that Triton does not know

@@ -173,9 +173,9 @@ def sum_tile(
 
     row_in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     stored = row_in_tile < rows
-    across = tl.num_programs(1)
-    step = rows.to(tl.int64) * across
-    out = found + row_in_tile.to(tl.int64) * across + tl.program_id(1)
+    across = tl.num_programs(1).to(tl.int64)
+    step = across * rows
+    out = found + row_in_tile * across + tl.program_id(1)
     tl.store(out, tl.sum(x * x, 1), mask=stored)
     tl.store(out + step, tl.sum(e * e, 1), mask=stored)
     tl.store(out + 2 * step, tl.sum(x * e, 1), mask=stored)
