@@ -116,8 +116,8 @@ class Scheduler:
 
         ``finish`` is called with a candidate's number and its finished pair, by worker threads, one call at a time.
         ``may_move`` lets the CPU take over if the device has too little memory even for small chunks. ``kernel`` is the
-        compiled kernel, used on the CPU only, or None for torch's. ``samples`` is as for :class:`Worker`. Without
-        ``claims``, this process computes everything.
+        compiled kernel, which computes on the CPU and examines the samples of all devices, or None for torch's.
+        ``samples`` is as for :class:`Worker`. Without ``claims``, this process computes everything.
         """
         self.device, self.outlier, self._tasks, self._stop, self._samples = device, outlier, tasks, stop, samples
         self.size = CPU_CHUNK if device.type == "cpu" else DEVICE_CHUNK

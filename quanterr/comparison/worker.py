@@ -19,7 +19,7 @@ from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
 from quanterr.samples.small_weights import MAX_KEPT_ELEMENTS
 from quanterr.tensors.casts import least_normal
-from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.chunks import CPU_CHUNK, Chunk
 from quanterr.tensors.devices import own_stream
 from quanterr.tensors.workspace import OUTPUT
 
@@ -51,6 +51,9 @@ class Worker:
         self.wait()
         self.device, self.size = device, size
         self._buffers = Buffers(device, size, self._candidates, self._compiled)
+        self._finishing = self._buffers  # a sample would need hundreds of launches on an accelerator
+        if device.type != "cpu" and self._compiled is not None:
+            self._finishing = Buffers(torch.device("cpu"), CPU_CHUNK, self._candidates, self._compiled)
         self._keeper = SampleKeeper(self._buffers, self._samples)
         self._summer = Summer(self._buffers.kernel, self._buffers.computed, self.outlier)
         self._sides: torch.Tensor | None = None  # x and y, (2, bytes)
@@ -90,7 +93,8 @@ class Worker:
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         shared = 0 if self._sides is None else self._sides.numel()
-        return shared + self._summer.nbytes + self._buffers.nbytes
+        buffers = {id(each): each for each in (self._buffers, self._finishing)}.values()
+        return shared + self._summer.nbytes + sum(each.nbytes for each in buffers)
 
     def sum_chunks(self, pairs: Sequence[Pair], chunks: Sequence[Chunk]) -> list[Sums]:
         """Compute the sums of a few chunks of each pair; the pairs share one weight of the original."""
@@ -128,7 +132,7 @@ class Worker:
             return self._known.pop(id(pair))
         small = chunks[0].n == pair.original.n <= MAX_KEPT_ELEMENTS
         kept = self._keeper.keep_small(pair) if small else self._keeper.keep_sample(pair, chunks, place)
-        see = partial(self._buffers.small.keep_copies, pair) if small else None
+        see = partial(self._buffers.small.keep_copies, pair) if small and self._finishing is self._buffers else None
         operands = self._make_operands(pair, load_original, place)
         sums = self._summer.sum_pair(operands, chunks, _make_options(pair), kept, see)
         self._keeper.measure(pair, sums)
@@ -147,8 +151,11 @@ class Worker:
         )
 
     def finish(self, number: int, pair: Pair, sums: Sums, place: int = 0) -> WeightResult:
-        """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task."""
-        reader = PairReader(self._buffers, pair, place)
+        """Complete the result of a pair from its sums; ``place`` is the index of the pair in its task.
+
+        The compiled kernel, if there is one, examines its sample on the CPU, wherever the sums were computed.
+        """
+        reader = PairReader(self._finishing, pair, place)
         return finish_weight(number, reader, sums, self._keeper.take(pair), self._samples)
 
 

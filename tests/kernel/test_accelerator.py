@@ -92,6 +92,22 @@ def test_numbers_of_other_files_equal_the_cpu(case, tmp_path, monkeypatch):
     assert here == there
 
 
+@pytest.mark.skipif(library.find_best().kernel is None, reason="no compiled kernel here")
+def test_samples_are_examined_on_the_cpu_by_the_compiled_kernel(monkeypatch, tmp_path):
+    monkeypatch.delenv(library.VARIABLE)
+    monkeypatch.setattr(scheduler, "DEVICE_CHUNK", 1 << 14)
+    files = stored(tmp_path, a=(300, 200), b=(16, 64))
+    here = quanterr.compare(*files, device="cpu")
+    with simulated():
+        there = quanterr.compare(*files, device=NAME)
+
+    for x, y in zip(here.layers, there.layers, strict=True):
+        assert x.excess_db == y.excess_db is not None
+        assert x.scale_loss_db == y.scale_loss_db is not None
+        assert x.worst_element == y.worst_element
+        assert x.mean_squared_error == pytest.approx(y.mean_squared_error, rel=5e-8)  # float32 lanes of the kernel
+
+
 def test_exact_formats_are_exact_on_a_device():
     case = min(FEW)
     with simulated():
