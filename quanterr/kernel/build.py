@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HERE = Path(__file__).parent
-SOURCES = tuple(f"c/{name}.c" for name in ("compare", "regions", "rounding", "samples", "searches"))
+SOURCES = tuple(f"c/{name}.c" for name in ("compare", "doubts", "regions", "rounding", "samples", "searches"))
 HEADERS = HERE / "c" / "kernel.h", HERE / "c" / "enums.h"
 RECORD = HERE / "kernel.txt"  # in the folder of the libraries; library.read_record() reads it
 # Neither -ffast-math nor contraction, so that results are the same on every instruction set.

@@ -143,6 +143,12 @@ class SampleStruct(ctypes.Structure):
     _fields_ = read_fields("Sample")
 
 
+class DoubtsStruct(ctypes.Structure):
+    """The levels and scales of codes, and how far bounds between levels may be off."""
+
+    _fields_ = read_fields("Doubts")
+
+
 class NumbersStruct(ctypes.Structure):
     """Numbers to round, and the units of their groups."""
 

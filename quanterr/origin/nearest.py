@@ -35,6 +35,10 @@ class Arithmetic(NamedTuple):
     loads: str = ""  # dtype to which the original is rounded first
     absolute: float = 0.0  # rounding error of a scale that is too small for a relative one
 
+    def load(self, x: Tensor) -> Tensor:
+        """Return the original's values as the program loads them, float32."""
+        return x.to(getattr(torch, self.loads)).float() if self.loads else x
+
 
 FLOAT32 = Arithmetic("float32", 2.0**-21)
 FLOAT16 = Arithmetic("float16", 2.0**-10, absolute=HALF_ULP)
@@ -55,31 +59,31 @@ def list_arithmetics(pair: Pair) -> Sequence[Arithmetic]:
     return found
 
 
-class FoundCodes(NamedTuple):
-    """The codes of a chunk, (r, c) each."""
+class CheckedCodes(NamedTuple):
+    """The codes of some elements, (r, c) each."""
 
     off: Tensor  # bool: another level is nearer, beyond what the arithmetic explains
+    free: Tensor  # bool: another level would do as well: near a bound between two levels, or the scale is zero
     steps: Tensor  # distance to the nearest level, in levels
 
 
-def check_codes(levels: Levels, x: Tensor, y: Tensor, scales: Scaling, arithmetic: Arithmetic) -> FoundCodes:
-    """Compare the stored values ``y`` with the levels nearest to ``x``, both (r, c) float32."""
-    if arithmetic.loads:
-        x = x.to(getattr(torch, arithmetic.loads)).float()
-    found = find_nearest(levels, x, y, scales)
-    wide = x.double()
+def check_codes(levels: Levels, x: Tensor, y: Tensor, scales: Scaling, arithmetic: Arithmetic) -> CheckedCodes:
+    """Compare the stored values ``y`` with the levels nearest to ``x``, as loaded, both (r, c) float32."""
+    found, cells = find_nearest(levels, x, y, scales), find_cells(levels, x, scales)
+    wide, margins = x.double(), _find_margins(levels, x, scales, arithmetic)
     gap = (y - wide).abs_() - (found.values - wide).abs_()
-    return FoundCodes(~(gap <= 2 * _find_margins(levels, x, scales, arithmetic)), found.steps)  # NaN is off
+    rest = (wide - cells.nearest).abs()
+    free = ((cells.width.double() / 2 - rest).abs() <= margins) & (rest <= cells.width) & (cells.width > 0)
+    return CheckedCodes(~(gap <= 2 * margins), free | (scales.unit == 0), found.steps)  # NaN is off
 
 
-def count_free(levels: Levels, x: Tensor, scales: Scaling, arithmetic: Arithmetic) -> int:
-    """Return how many codes could be another level as well: those near a bound, and those whose scale is zero."""
-    cells = find_cells(levels, x, scales)
-    wide = x.double()
-    room = cells.width.double() / 2 - (wide - cells.nearest).abs()
-    inside = (wide - cells.nearest).abs() <= cells.width
-    free = (room.abs() <= _find_margins(levels, x, scales, arithmetic)) & inside
-    return int((free | (scales.unit == 0)).sum())
+def pick(x: Tensor, y: Tensor, scales: Scaling, places: Tensor) -> tuple[Tensor, Tensor, Scaling]:
+    """Return elements at places in a chunk, (1, n) each."""
+    row, col = places // x.shape[1], places % x.shape[1]
+    x_of, y_of, *of = (
+        side.expand(x.shape)[row, col][None] for side in (x, y, *(one for one in scales if one is not None))
+    )
+    return x_of, y_of, Scaling(*of)
 
 
 def _find_margins(levels: Levels, x: Tensor, scales: Scaling, arithmetic: Arithmetic) -> Tensor:

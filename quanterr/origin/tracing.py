@@ -14,10 +14,12 @@ from typing import NamedTuple
 from quanterr.errors import Interrupted
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
+from quanterr.kernel.doubts import list_doubtful
+from quanterr.kernel.levels import Levels
 from quanterr.kernel.library import Kernel
-from quanterr.lazy_torch import torch
+from quanterr.lazy_torch import Tensor, torch
 from quanterr.origin.copies import CopyTest
-from quanterr.origin.nearest import FLOAT32, PLAUSIBLE, Arithmetic, check_codes, count_free, list_arithmetics
+from quanterr.origin.nearest import FLOAT32, PLAUSIBLE, Arithmetic, check_codes, list_arithmetics, pick
 from quanterr.origin.places import Places
 from quanterr.pairing.model import Pair
 from quanterr.recipes.quantized_file import QuantizedFile
@@ -135,7 +137,7 @@ class _Tracer:
     def _trace_copy(self) -> Trace:
         test, off = CopyTest(self._pair), Places()
         for chunk in self._chunks(self._weight):
-            off.add(chunk, test.find_differences(*self._reader.read_values(chunk)))
+            off.add(chunk, test.find_differences(*self._reader.read_values(chunk)).nonzero())
         return Trace(is_copy=not off.n, off=off)
 
     def _compare(self, made: Weight, most: int) -> Places:
@@ -143,7 +145,8 @@ class _Tracer:
         reader, unlike = Reader(), Places()
         for chunk in self._chunks(made):
             x, y = reader.read_both((made, self._weight), chunk)
-            unlike.add(chunk, x.view(torch.int32) != y.view(torch.int32))
+            if not torch.equal(x, y) or unlike.n:
+                unlike.add(chunk, (x.view(torch.int32) != y.view(torch.int32)).nonzero())
             if unlike.n > most:
                 break
         return unlike
@@ -154,32 +157,44 @@ class _Tracer:
             return found._replace(reason="its codes stand for several elements each, or no level is theirs alone")
         counts: list[Places] = []
         for arithmetic in list_arithmetics(self._pair):
-            off = self._count_off(arithmetic)
-            if off is None:
+            checked = self._check_codes(self._coded.levels, arithmetic)
+            if checked is None:
                 return found._replace(reason="its scales are unknown")
+            off, free = checked
             counts.append(off)
-            if off.n:
-                continue
-            free, is_fine = self._count_free(arithmetic), arithmetic.margin == FLOAT32.margin
-            if is_fine or counts[0].n * PLAUSIBLE >= free:
+            is_fine = arithmetic.margin == FLOAT32.margin
+            if not off.n and (is_fine or counts[0].n * PLAUSIBLE >= free):
                 return found._replace(arithmetic=arithmetic.name, is_fine=is_fine, free=free)
         return found._replace(off=min((off for off in counts if off.n), key=lambda off: off.n), moved=counts[0])
 
-    def _count_off(self, arithmetic: Arithmetic) -> Places | None:
-        """Return the codes that an arithmetic does not explain; None if the scales are unknown."""
-        off = Places()
+    def _check_codes(self, levels: Levels, arithmetic: Arithmetic) -> tuple[Places, int] | None:
+        """Return the codes that an arithmetic does not explain, and how many are free; None if scales are unknown.
+
+        The kernel picks the few codes that need a closer look.
+        """
+        off, free, buffers = Places(), 0, self._reader.buffers
         for chunk in self._chunks(self._coded):
             _, x, y, scales = self._reader.read_group([chunk])
-            if scales is None or self._coded.levels is None:
+            if scales is None:
                 return None
-            codes = check_codes(self._coded.levels, x, y, scales, arithmetic)
-            off.add(chunk, codes.off, codes.steps)
-        return off
+            x = arithmetic.load(x)
+            places = None
+            if buffers.kernel is not None:
+                out = buffers.computed.buffer("doubtful", (x.numel(),), torch.int64)
+                margins = arithmetic.margin, arithmetic.absolute
+                places = list_doubtful(buffers.kernel, levels, x.contiguous(), y.contiguous(), scales, *margins, out)
+                if not len(places):
+                    continue
+                x, y, scales = pick(x, y, scales, places)
+            codes = check_codes(levels, x, y, scales, arithmetic)
+            at = codes.off.nonzero()
+            steps = codes.steps[codes.off]
+            free += int(codes.free.sum())
+            off.add(chunk, at if places is None else _split(places[at[:, 1]], chunk), steps)
+        return off, free
 
-    def _count_free(self, arithmetic: Arithmetic) -> int:
-        free = 0
-        for chunk in self._chunks(self._coded):
-            _, x, _, scales = self._reader.read_group([chunk])
-            if scales is not None and self._coded.levels is not None:
-                free += count_free(self._coded.levels, x, scales, arithmetic)
-        return free
+
+def _split(places: Tensor, chunk: Chunk) -> Tensor:
+    """Return the rows and columns of places in a chunk, (n, 2)."""
+    cols = chunk.shape[1]
+    return torch.stack([places // cols, places % cols], 1)

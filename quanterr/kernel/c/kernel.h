@@ -257,6 +257,20 @@ typedef struct { /* the words that hold a code, and the bits below it */
     int32_t low, high, shift;
 } Code;
 
+typedef struct { /* the levels and scales of codes, and how far bounds between levels may be off */
+    const float *unit;    /* of each code; */
+    const float *shift;   /* and its offset, or NULL */
+    int64_t unit_row, unit_col, shift_row, shift_col; /* from one row, and column, to the next; 0 if all share one */
+    int32_t n_bounds;     /* levels are those of a table, with so many numbers halfway between them; */
+    const float *bounds, *levels;
+    const float *rooms;   /* half the distance of each level to the nearest other one; */
+    float normal;         /* or small floats, with this least normal number; */
+    float half_step;      /* half the distance of two of them between 1 and 2; or else integers */
+    float half_range;     /* half the distance of the first and the last level; 0 without offsets */
+    float margin;         /* of |x| + |offset| + half of the range */
+    float absolute;       /* the same for scales of 1 */
+} Doubts;
+
 /* Returns the hash of this file as it was when the kernel was compiled. */
 EXPORT uint64_t quanterr_header(void);
 
@@ -292,6 +306,11 @@ EXPORT void quanterr_measure_sample(Sample *sample, const Rows *rows, double x_m
 EXPORT int quanterr_sum_regions(const float *x, const float *y, const float *best, const float *steps,
                                 const uint8_t *outside, int64_t rows, int64_t cols, double *of_rows, double *of_cols,
                                 double *of_tiles, double *totals);
+
+/* Lists the places in (rows, cols) of elements whose value y may not be the level that is nearest to x alone, and returns
+ * how many there are: those that are farther apart than half the distance to the nearest other level, less the margin. */
+EXPORT int64_t quanterr_list_doubtful(const Doubts *of, const float *x, const float *y, int64_t rows, int64_t cols,
+                                      int64_t *places);
 
 /* Finds the codes of numbers, each in units of its group. */
 EXPORT void quanterr_round(const Numbers *n, const Codes *c);
