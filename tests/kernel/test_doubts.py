@@ -54,8 +54,8 @@ def test_doubtful_codes_are_all_that_are_off_or_free(levels, shifted):
         again = check_codes(levels, *pick(x, y, scales, places), arithmetic)
 
         assert (checked.off.sum(), checked.free.sum()) == (again.off.sum(), again.free.sum())
-        assert checked.off.any()
-        assert len(places) < x.numel() / 2
+        assert len(places) < x.numel() / 4 or arithmetic is not FLOAT32
+        assert checked.off.any() or arithmetic is not FLOAT32
 
 
 def test_nan_is_doubtful():
