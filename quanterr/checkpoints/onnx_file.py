@@ -2,10 +2,9 @@
 
     initializer with the name of a parameter    that name: model.norm.weight; ONNX Runtime GenAI's without the operator:
                                                 model.layers.0.attn.q_proj.MatMul.weight → ….attn.q_proj.weight
-    anonymous (onnx::MatMul_1234)               the path of its node: /model/layers.0/mlp/up_proj/MatMul →
-                                                model.layers.0.mlp.up_proj.weight
-    other floats of the graph, if not numbers   masks, caches, frequencies: NAME.onnx_constant
-    numbers and whole numbers                   shapes, indices, scales of activations: left out
+    anonymous (onnx::MatMul_1234, val_12)       the path of its node: /model/layers.0/mlp/up_proj/MatMul →
+                                                model.layers.0.mlp.up_proj.weight; or its scope in the node's metadata
+    other constants of the graph                shapes, masks, scales of activations, …: left out
 
 A weight X of a node that has its parts as inputs becomes several entries, which formats/onnx.py reads:
 
@@ -43,14 +42,13 @@ DTYPES = {type_id: name for type_id, name in enumerate(NAMES.split()) if name !=
 PACKED = {21: (4, False), 22: (4, True), 25: (2, False), 26: (2, True)}
 FLOATS = frozenset(("F32", "F16", "BF16", "F64"))
 
-PARAMETER = re.compile(r"(?!onnx::|val_\d|const_|Constant)[A-Za-z_]\w*(\.\w+)*")
+PARAMETER = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 # Ends that quantizers append to a weight's name.
 QUANTIZED = re.compile(r"(_DQ)?_Q\d+(G-?\d+)?$|(_Transposed(_\d+)?)?_quantized$")
 TRANSPOSED = "_Transposed"  # ONNX Runtime's dynamic quantizer has transposed the weight
 OPERATOR = re.compile(r"\.(MatMul|Add|Gemm|Conv|Gather)(\w*)\.(?=q?weight|bias)")
 BLOCKS, CODES, INPUTS_FIRST = "onnx_nbits", "onnx_codes", "onnx_inputs_first"  # ends of names of weights' elements
 SCALE, ZERO_POINT = "onnx_scale", "onnx_zero_point"
-CONSTANT = "onnx_constant"  # end of names of tensors that are no parameters
 
 
 NONE = 1 << 16  # more inputs than any node has
@@ -169,6 +167,9 @@ class _Reader:
         self.parser = Parser(file)
         self.graph = self.parser.parse_model()
         self.tensors = self.graph.tensors
+        for node in self.graph.nodes:  # equal parameters are stored once
+            if node.operator == "Identity" and node.outputs and (same := self.tensors.get(node.input(0))):
+                self.tensors.setdefault(node.outputs[0], same)
         self.makers = {output: node for node in self.graph.nodes for output in node.outputs}
         self.users: dict[str, list[tuple[Node, int]]] = {}  # tensor → nodes, and the place among their inputs
         for node in self.graph.nodes:
@@ -187,14 +188,9 @@ class _Reader:
                 taken.add(weight.bias)
                 yield self._make_entry(names[weight.stored].removesuffix(".weight") + ".bias", weight.bias)
         constants = {node.input(place) for node in self.graph.nodes for place in CONSTANTS.get(node.operator, ())}
-        for name, tensor in self.tensors.items():
-            is_float = DTYPES.get(tensor.type_id) in FLOATS
-            if name in taken:
-                continue
-            if name not in constants and PARAMETER.fullmatch(name) and (is_float or "." in name):
+        for name in self.tensors:
+            if name not in taken and name not in constants and PARAMETER.fullmatch(name):
                 yield self._make_entry(OPERATOR.sub(".", name), name)
-            elif is_float and prod(tensor.shape) > 1:
-                yield self._make_entry(f"{name}.{CONSTANT}", name)
         if repeated := [name for name in self.graph.repeated if name in names]:
             self.notes.append(f"{self.file}: two branches have {listed(repeated)}; the first is read")
 
@@ -364,14 +360,15 @@ def _stays_inside(location: str) -> bool:
 
 def _is_named(stored: str) -> bool:
     """Return whether a tensor has the name of a parameter, and so the form that the model gives it."""
-    is_name = "." in stored and PARAMETER.fullmatch(stored) is not None
-    return is_name and TRANSPOSED not in stored and not OPERATOR.search(stored)
+    return bool(PARAMETER.fullmatch(stored)) and TRANSPOSED not in stored and not OPERATOR.search(stored)
 
 
 def _name_weight(weight: _Weight) -> str:
     """Return the name of a weight in the model."""
     stored = QUANTIZED.sub("", weight.stored)
-    if "." in stored and PARAMETER.fullmatch(stored):
+    if PARAMETER.fullmatch(stored):
         return re.sub(r"\.qweight$", ".weight", OPERATOR.sub(".", stored))
     path = weight.node.name.strip("/").split("/")
-    return ".".join(path[:-1]) + ".weight" if len(path) > 1 else weight.stored
+    scopes = re.findall(r"'([\w.]*)'", weight.node.scope)
+    module = ".".join(path[:-1]) or (scopes[-2] if len(scopes) > 1 else "")
+    return f"{module}.weight" if module else weight.stored

@@ -5,7 +5,7 @@
                 bytes follow
     model       7 graph
     graph       1 node (repeated), 5 initializer (repeated tensor), 15 sparse initializer
-    node        1 inputs, 2 outputs, 3 name, 4 operator, 5 attributes, 7 domain
+    node        1 inputs, 2 outputs, 3 name, 4 operator, 5 attributes, 9 metadata (keys and values)
     attribute   1 name, 3 number, 4 text, 5 tensor, 6 graph, 11 graphs
     tensor      1 dimensions, 2 type, 8 name; 9 bytes, or 4 floats, 5 i32, 7 i64, 10 doubles, 11 u64 as numbers;
                 13 external data (keys location, offset, length), if 14 is 1
@@ -31,6 +31,7 @@ MAX_DEPTH = 16  # graphs in attributes of nodes
 MAX_NUMBERS = 1 << 22  # bytes of a tensor that stores its numbers as varints
 WINDOW = 1 << 16  # bytes read at a time
 EXTERNAL = 1  # data_location
+SCOPE = "pkg.torch.onnx.name_scopes"
 # Field of a tensor that stores numbers → kind of one number.
 NUMBERS = {4: FOUR, 5: VARINT, 7: VARINT, 10: EIGHT, 11: VARINT}
 
@@ -64,6 +65,7 @@ class Node(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, int | str]
+    scope: str = ""  # of PyTorch's exporter: the modules from the model to the operator, as a list in Python
 
     def input(self, place: int) -> str:
         """Return the name of an input; empty if the node has none at this place."""
@@ -151,14 +153,18 @@ class Parser:
 
     def _parse_node(self, node: Field, depth: int) -> None:
         texts: dict[int, list[str]] = {1: [], 2: [], 3: [], 4: []}
+        metadata: dict[str, str] = {}
         attributes: dict[str, int | str] = {}
         for field in self._iterate(node.begin, node.end, "a node"):
             if field.number in texts:
                 texts[field.number].append(self._read_text(field, "a name in a node"))
             elif field.number == 5:
                 self._parse_attribute(field, attributes, tuple(texts[2]), depth)
+            elif field.number == 9:
+                metadata.update([self._read_pair(field)])
         names, operators = (texts[number] or [""] for number in (3, 4))
-        self.graph.nodes.append(Node(names[-1], operators[-1], tuple(texts[1]), tuple(texts[2]), attributes))
+        inputs, outputs, scope = tuple(texts[1]), tuple(texts[2]), metadata.get(SCOPE, "")
+        self.graph.nodes.append(Node(names[-1], operators[-1], inputs, outputs, attributes, scope))
 
     def _parse_attribute(
         self, attribute: Field, attributes: dict[str, int | str], outputs: tuple[str, ...], depth: int
@@ -219,11 +225,11 @@ class Parser:
         return found
 
     def _read_pair(self, pair: Field) -> tuple[str, str]:
-        """Return the key and the value of external data."""
+        """Return the key and the value of external data or of metadata."""
         texts = {1: "", 2: ""}
-        for field in self._iterate(pair.begin, pair.end, "external data"):
-            if field.number in texts:
-                texts[field.number] = self._read_text(field, "external data")
+        for field in self._iterate(pair.begin, pair.end, "a pair"):
+            if field.number in texts and field.end - field.begin <= MAX_TEXT:
+                texts[field.number] = self._read_text(field, "a key or value")
         return texts[1], texts[2]
 
     def _read_text(self, field: Field, what: str) -> str:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import BLOCKS
-from quanterr.checkpoints.onnx_file import CONSTANT
 from quanterr.errors import FormatMismatch, UsageError
 from quanterr.formats import (
     aqlm,
@@ -105,7 +104,6 @@ __all__ = [
     "find_anchored",
     "find_rows",
     "is_auxiliary",
-    "is_constant",
     "recognize",
 ]
 
@@ -205,7 +203,7 @@ def _load_module(name: str, value: str, load: Callable[[], ModuleType]) -> Modul
 FORMATS: tuple[Format, ...] = tuple(_list_formats())
 
 # Endings of the names of tensors that accompany quantized weights and never change them: scales and zero points of
-# activations and of the KV cache, a marker, and constants of an ONNX graph.
+# activations and of the KV cache, and a marker.
 AUXILIARY = (
     "input_scale",
     "input_scale_2",
@@ -229,7 +227,6 @@ AUXILIARY = (
     "v_cache_scale",
     "prob_output_scale",
     "scaled_fp8",
-    CONSTANT,
 )
 _AUXILIARY_ENDINGS = tuple(sign + ending for ending in AUXILIARY for sign in "._")
 CODE_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", *BLOCKS})
@@ -245,11 +242,6 @@ def find_rows(format_name: str) -> tuple[Format, ...]:
 def is_auxiliary(name: str) -> bool:
     """Return whether a tensor of this name never changes a weight."""
     return name.endswith(_AUXILIARY_ENDINGS) or name in AUXILIARY
-
-
-def is_constant(name: str) -> bool:
-    """Return whether a tensor of this name is a constant of an ONNX graph, and no parameter of the model."""
-    return name.endswith("." + CONSTANT)
 
 
 def find_anchored(entries: Mapping[str, Entry]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from quanterr.checkpoints import Checkpoint, Entry
 from quanterr.checkpoints.adapters import ADVICE, describe_adapter
 from quanterr.checkpoints.labels import PREFIXES
 from quanterr.errors import CheckpointError, FormatMismatch
-from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, find_rows, is_auxiliary, is_constant
+from quanterr.formats import CODE_DTYPES, Weight, explain_unsupported, find_rows, is_auxiliary
 from quanterr.formats.verbatim import verbatim
 from quanterr.pairing.buffers import is_computed
 from quanterr.pairing.conversion import find_conversion
@@ -340,8 +340,6 @@ class _Pairer:
 
     def _explain_absent(self, shared: str) -> tuple[Bucket, str]:
         """Return the bucket and the reason for a weight that is not stored, or only in parts of an unknown format."""
-        if is_constant(shared):
-            return Bucket.CONSUMED, "a constant of an ONNX graph"
         side, module = self.quantized, shared.removesuffix(".weight")
         places = dict.fromkeys(prefix + name for prefix in ("", self.prefixes[1]) for name in (module, shared))
         parts = [part for place in places for part in side.by_module.get(place, ())]

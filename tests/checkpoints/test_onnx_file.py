@@ -51,6 +51,20 @@ def test_matrix_is_named_by_its_initializer_or_else_by_its_node(stored, path, ex
     assert {expected} == names(saved(tmp_path / "x.onnx", [product], [floats(stored, torch.randn(4, 3))]))
 
 
+def test_matrix_is_named_by_the_scope_of_its_node(tmp_path):
+    scope = field(1, "pkg.torch.onnx.name_scopes") + field(2, "['', 'model', 'model.layers.0.proj', 'linear']")
+    product = node("MatMul", ["x", "val_12"], name="node_linear") + field(9, scope)
+    path = saved(tmp_path / "x.onnx", [product], [floats("val_12", torch.randn(4, 3))])
+
+    assert {"model.layers.0.proj.weight.onnx_inputs_first"} == names(path)
+
+
+def test_equal_parameters_that_are_stored_once_are_all_entries(tmp_path):
+    nodes = [node("Identity", ["a.bias"], ["b.bias"]), node("Identity", ["b.bias"], ["c.bias"])]
+
+    assert {"a.bias", "b.bias", "c.bias"} == names(saved(tmp_path / "x.onnx", nodes, [floats("a.bias", torch.ones(3))]))
+
+
 def test_two_matrices_of_a_module_have_the_names_of_their_nodes(tmp_path):
     nodes = [node("MatMul", ["x", f"onnx::MatMul_{n}"], name=f"/attn/MatMul_{n}") for n in (1, 2)]
     tensors = [floats(f"onnx::MatMul_{n}", torch.randn(4, 3)) for n in (1, 2)]
@@ -59,10 +73,10 @@ def test_two_matrices_of_a_module_have_the_names_of_their_nodes(tmp_path):
     assert expected == names(saved(tmp_path / "x.onnx", nodes, tensors))
 
 
-def test_only_parameters_and_floats_of_the_graph_are_entries(tmp_path):
+def test_constants_of_the_graph_are_left_out(tmp_path):
     tensors = [
         floats("model.norm.weight", torch.randn(4)),
-        floats("cls_token", torch.randn(4)),
+        floats("where", torch.randn(4)),
         floats("onnx::Add_3", torch.randn(4)),
         floats("cos_cache", torch.randn(4, 2)),
         floats("x_scale", torch.tensor(1.0)),
@@ -70,9 +84,8 @@ def test_only_parameters_and_floats_of_the_graph_are_entries(tmp_path):
         tensor("text", STRING, [1], None, field(6, b"text")),
     ]
     nodes = [node("RotaryEmbedding", ["x", "p", "cos_cache"]), node("QuantizeLinear", ["x", "x_scale"])]
-    expected = {"model.norm.weight", "cls_token", "onnx::Add_3.onnx_constant", "cos_cache.onnx_constant"}
 
-    assert expected == names(saved(tmp_path / "x.onnx", nodes, tensors))
+    assert {"model.norm.weight"} == names(saved(tmp_path / "x.onnx", nodes, tensors))
 
 
 def test_weights_in_both_branches_of_a_node_are_read(tmp_path):
