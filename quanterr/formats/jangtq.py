@@ -23,7 +23,7 @@ from quanterr.formats.base import Chunk, Format, FormatMismatch, Parts, PartSpec
 from quanterr.formats.shared.custom import Custom, Stored
 from quanterr.formats.shared.hadamard import multiply
 from quanterr.formats.shared.padding import check_width
-from quanterr.kernel.packing import WORD, CodePacking
+from quanterr.kernel.packing import WORD_BITS, CodePacking
 from quanterr.lazy_torch import Tensor, torch
 
 SEED = 42
@@ -41,7 +41,7 @@ def fit(parts: Parts) -> Weight:
     codes, norms, bits = parts.codes, parts["norms"], _read_bits(parts["bits"])
     if len(codes.shape) not in (2, 3) or norms.shape != codes.shape[:-1] or not codes.n:
         raise FormatMismatch(f"{norms} should have a number for each row of {codes}")
-    each, wanted = WORD // bits, (parts.hints.shape or (0,))[-1]
+    each, wanted = WORD_BITS // bits, (parts.hints.shape or (0,))[-1]
     cols = wanted if -(-wanted // each) == codes.shape[-1] else codes.shape[-1] * each
     shape = (*codes.shape[:-1], cols)
     check_width(parts, shape)
