@@ -37,9 +37,8 @@ FUSED = {
 # Patterns come from the file, and one with nested or many repetitions could take exponential time to match a long name.
 MAX_PATTERN_LENGTH, MAX_REPETITIONS, MAX_NAME_LENGTH = 512, 8, 256
 REGEX = "re:"
-LITERAL = re.compile(
-    r"re:\^?((?:\w|\\\W)+)\$"
-)  # an expression that matches one name; configurations of mixed precision have hundreds
+# An expression that matches one name; configurations of mixed precision have hundreds.
+LITERAL = re.compile(r"re:\^?((?:\w|\\\W)+)\$")
 
 
 class Matching(Enum):
@@ -51,9 +50,8 @@ class Matching(Enum):
     TEXT = "a text that occurs anywhere in the name, or a pattern with * and ?"
     START = "an expression that matches from the start"
     SEARCH = "a whole name, or an expression that matches anywhere"
-    PARAMETER = (
-        "the name of a parameter or one of its components, or a pattern with *; after a dot its beginning"  # SDNQ
-    )
+    # As SDNQ matches entries.
+    PARAMETER = "the name of a parameter or one of its components, or a pattern with *; after a dot its beginning"
 
 
 class Entries:

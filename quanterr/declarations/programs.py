@@ -355,9 +355,8 @@ def _is_quanto_map(_method: str, config: JsonFields) -> bool:
 def _read_hqq(config: JsonFields) -> Rules:
     quant_config = as_object(config.get("quant_config"))
     excluding = _collect(config, ("skip_modules",), Matching.PATH)
-    by_tag = (
-        {} if "weight_quant_params" in quant_config else quant_config
-    )  # keys such as self_attn.q_proj, which apply to all blocks
+    # Keys such as self_attn.q_proj, which apply to all blocks.
+    by_tag = {} if "weight_quant_params" in quant_config else quant_config
     tags = Entries(by_tag, Matching.PATH)
 
     def find(module: str) -> Scheme | None:
@@ -390,10 +389,11 @@ TORCHAO_DTYPE = re.compile(r"(u?int|float)(\d)")  # of the codes
 def _read_torchao_config(chosen: JsonFields, key: str, entry: str = "") -> Scheme:
     if not chosen:
         return Scheme(key, entry, is_quantized=False)
+    # Older versions store only the name of the class.
     quant_type, fields = (
         chosen.get("quant_type"),
         as_object(chosen.get("_data")),
-    )  # older versions store only the name of the class
+    )
     dtype = as_object(fields.get("weight_dtype")).get("_data")
     match = TORCHAO_DTYPE.match(str(dtype)) or TORCHAO_TYPE.search(
         quant_type if isinstance(quant_type, str) else str(chosen.get("_type"))

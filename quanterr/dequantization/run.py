@@ -40,12 +40,10 @@ from quanterr.util.small_file import read_small
 from quanterr.util.text import display, size
 
 DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-PARTIAL_FOLDER = (
-    ".{}.quanterr-partial"  # the folder next to the output, in which files are written until all are complete
-)
-IDENTITY_FILE = (
-    "identity"  # the file in it that identifies the inputs and outputs, which must be equal for a run to continue it
-)
+# The folder next to the output, in which files are written until all are complete.
+PARTIAL_FOLDER = ".{}.quanterr-partial"
+# The file in it that identifies the inputs and outputs, which must be equal for a run to continue it.
+IDENTITY_FILE = "identity"
 PIECE_BYTES = 1 << 23  # number of bytes that are copied at once
 CHUNKS_AT_ONCE = 16  # number of chunks of a task
 TASKS_AHEAD = 2  # number of waiting tasks for each thread

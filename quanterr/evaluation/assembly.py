@@ -46,14 +46,11 @@ from quanterr.util.text import count, display, listed
 from quanterr.version import __version__
 
 MIN_MASSIVE_SPREAD = 100.0  # activations with at least this input_spread count as massive
-MIN_UNRELATED_ERROR = (
-    0.8  # unrelated weights have an output error of 1 if they are far smaller, and of 2 if they are as large
-)
+# Unrelated weights have an output error of 1 if they are far smaller, and of 2 if they are as large.
+MIN_UNRELATED_ERROR = 0.8
 MIN_LARGE_ERROR = 0.5  # weights with a larger output error are reported
-MIN_UNRELATED_WEIGHTS, MIN_UNRELATED_SHARE = (
-    4,
-    0.9,
-)  # another model is reported if so many weights, and such a share of the changed ones, are unrelated
+# Another model is reported if so many weights, and such a share of the changed ones, are unrelated.
+MIN_UNRELATED_WEIGHTS, MIN_UNRELATED_SHARE = 4, 0.9
 SHOWN_TOKENS = 16  # number of preceding tokens that are shown
 
 

@@ -56,9 +56,8 @@ class Attainable(Struct, frozen=True, dict=True):  # dict: for its cached number
     clipped: int = 0  # elements out of range
     parts: tuple[BadRegion, ...] = ()
     rounding: float | None = None  # mean square error in steps; set only if all codes are the nearest
-    stored_sq: float | None = (
-        None  # Σe*² over sampled groups, which may be in other rows; None if no groups were sampled
-    )
+    # Σe*² over sampled groups, which may be in other rows; None if no groups were sampled.
+    stored_sq: float | None = None
     good_sq: float = 0.0  # Σe*² over the same groups with good scales
     scale_ratio: float = 1.0  # median of stored / good scale over the same groups
     weighted_e_sq: float | None = None  # Σ importance · e²; None without an importance matrix

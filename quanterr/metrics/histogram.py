@@ -14,9 +14,8 @@ BINS = 0x7F80  # one for each finite, non-negative bfloat16
 LAST_BIN = BINS - 1
 BIN_STEP = 1 << 8  # a histogram grows in steps of this many bins
 
-MIN_UNCROPPED_ELEMENTS = (
-    1 << 16
-)  # with fewer elements, unused bins are cut, as the histogram would be larger than the data
+# With fewer elements, unused bins are cut, as the histogram would be larger than the data.
+MIN_UNCROPPED_ELEMENTS = 1 << 16
 
 
 class Histogram:

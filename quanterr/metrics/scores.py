@@ -26,12 +26,10 @@ class Score(NamedTuple):
     better: Better
     formula: str
     unit: Unit = ""
-    column: int | None = (
-        None  # rank in tables, where narrow terminals drop the highest ranks first; None: not in tables
-    )
-    of: Callable[[Any], Any] | None = (
-        None  # computes it from a :class:`Measurement`; None if the code that makes the row does
-    )
+    # Rank in tables, where narrow terminals drop the highest ranks first; None: not in tables.
+    column: int | None = None
+    # Computes it from a :class:`Measurement`; None if the code that makes the row does.
+    of: Callable[[Any], Any] | None = None
     equal: float | None = None  # its value for identical sides; None if that depends on the values or is unknown
     needs: Setting = ""  # the setting without which it does not exist
     name: str = ""  # the field

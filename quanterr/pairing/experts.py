@@ -24,9 +24,8 @@ from quanterr.tensors.chunks import Chunk
 
 EXPERT_NAME = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?(.+)")
 ROUTER_NAME = re.compile(r"(.+)\.(?:gate|router)\.(?:\w+\.)?(\w+)")
-MIN_SAME_ROW_COSINE = (
-    0.9  # minimum cosine of a router's row and the same row after quantization; different rows have less
-)
+# Minimum cosine of a router's row and the same row after quantization; different rows have less.
+MIN_SAME_ROW_COSINE = 0.9
 
 
 class _Block(NamedTuple):

@@ -116,9 +116,8 @@ class FoldedScales(Struct, frozen=True):
     without: tuple[str, ...] = ()  # names of weights that this norm feeds too, but whose columns lack the factors
     bias: str = ""  # name of the source's bias, if the factors of the source's rows were not applied to it
     unlike: tuple[int, ...] = ()  # rows of the source whose factor differs from that of the columns that they feed
-    misplaced: str = (
-        ""  # name of the weight whose factors are in another order of heads than the configuration declares
-    )
+    # Name of the weight whose factors are in another order of heads than the configuration declares.
+    misplaced: str = ""
 
 
 class KeyHeads(NamedTuple):

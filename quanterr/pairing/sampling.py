@@ -75,11 +75,8 @@ def choose_nearest(
     return ChosenReading(errors.index(least) if bar.is_met(error, least) else None, error, least)
 
 
-PLACES, ROWS, ELEMENTS = (
-    4,
-    8,
-    1 << 15,
-)  # number of places in a sample, and maximum number of rows and elements at a place
+# Number of places in a sample, and maximum number of rows and elements at a place.
+PLACES, ROWS, ELEMENTS = 4, 8, 1 << 15
 
 
 def relative_error(original: Weight, quantized: Weight, reader: Reader) -> float:

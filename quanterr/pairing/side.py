@@ -12,11 +12,8 @@ from quanterr.pairing.transforms import Transforms
 from quanterr.util.text import display
 
 NEVER_CODES = frozenset({"F64", "F32", "F16", "BF16", "I64", "BOOL"})  # dtypes that no format uses for codes
-SEPARATE_WEIGHTS = (
-    "weight",
-    "bias",
-    "e_score_correction_bias",
-)  # last words of names that are never parts of another weight
+# Last words of names that are never parts of another weight.
+SEPARATE_WEIGHTS = ("weight", "bias", "e_score_correction_bias")
 
 WeightCache = dict[Hashable, Weight]
 

@@ -37,10 +37,8 @@ FP8_MAX, FP4_MAX, INT8_MAX, NARROW_INT4_MAX = 448.0, 6.0, 127.0, 7.0
 MIN_FP8_SCALE = 1 / (FP8_MAX * 512)
 MIN_AMAX = 1e-10  # the smallest amax that a scale is computed from, if a scheme has a floor
 MIN_NORMAL = torch.finfo(torch.float32).tiny  # 2^-126
-EVEN, ROUND_UP = (
-    31 / 32,
-    7 / 8,
-)  # minimum mantissas, as frexp returns them, for which an exponent is rounded up: 1.9375 and 1.75
+# Minimum mantissas, as frexp returns them, for which an exponent is rounded up: 1.9375 and 1.75.
+EVEN, ROUND_UP = 31 / 32, 7 / 8
 
 
 class StoredInputScale(NamedTuple):

@@ -22,9 +22,8 @@ from quanterr.recipes.scales import ScaleCache
 from quanterr.selection import LayerSelection
 from quanterr.util.text import count, display, listed
 
-PIECE_ELEMENTS = (
-    1 << 19
-)  # elements measured or encoded at once: with fewer, calls from Python cost more than the cache saves
+# Elements measured or encoded at once: with fewer, calls from Python cost more than the cache saves.
+PIECE_ELEMENTS = 1 << 19
 
 # Codes of larger weights are not cached, as a comparison samples so few of their rows that encoding them again is
 # cheap.

@@ -29,23 +29,19 @@ TILE_DB = 16.0
 MIN_SQUARED_COSINE = 0.25
 MIN_TILES = 4  # tiles of a row or column are compared with each other only if there are so many
 BETTER_DB = 3.0  # a region stands out only if its error is above the attainable error of its weight minus this
-NEGLIGIBLE_SHARE = (
-    1e-6  # an error below this share of a region's energy does no harm, even if other codes are far better
-)
+# An error below this share of a region's energy does no harm, even if other codes are far better.
+NEGLIGIBLE_SHARE = 1e-6
 MIN_ENERGY, MAX_ENERGY = 2.0**-80, 2.0**100  # range of energies whose squares in float32 are accurate
 MIN_LOST_SHARE = 0.5  # the scale of a region is lost if y is zero and more than this share of it is out of range
 ALL_ROWS_OR_COLUMNS = (-1,)  # start of a region that spans all rows, or columns, of a sample
 MAX_LISTED_REGIONS = 64  # maximum number of listed regions of a kind
 MIN_EXPLAINED_SHARE = 0.5  # a factor explains a region's error if it removes more than this share of it
-MIN_FACTOR_DIFFERENCE = (
-    0.08  # a region's scale is wrong only if its factor differs from the median factor by more than this
-)
-MIN_MEDIAN_DIFFERENCES = (
-    6.0  # a factor stands apart if it is more than so many median differences away: four standard deviations
-)
-MIN_STANDARD_ERRORS = (
-    3.0  # minimum deviation of a wrong factor from 1; as thousands of regions are tested, 2 would be too few
-)
+# A region's scale is wrong only if its factor differs from the median factor by more than this.
+MIN_FACTOR_DIFFERENCE = 0.08
+# A factor stands apart if it is more than so many median differences away: four standard deviations.
+MIN_MEDIAN_DIFFERENCES = 6.0
+# Minimum deviation of a wrong factor from 1; as thousands of regions are tested, 2 would be too few.
+MIN_STANDARD_ERRORS = 3.0
 MIN_FACTOR_EXCESS_DB = 1.0  # minimum excess of a region with a wrong factor over the usual excess
 
 
@@ -248,9 +244,8 @@ def _find_outstanding(kind: Kind, regions: Sequence[_Energies], whole: Attainabl
     bad = e_sq * rest.x_sq > x_sq * rest.best_sq / 10 ** (BETTER_DB / 10)
     factors = (xy / x_sq).nan_to_num(1.0, 1.0, 1.0)
     explained = e_sq - (y_sq - factors * xy)
-    middle = (
-        factors.median() if len(factors) >= MIN_TILES else 1.0
-    )  # the median of one or two rows beyond a sample means nothing
+    # The median of one or two rows beyond a sample means nothing.
+    middle = factors.median() if len(factors) >= MIN_TILES else 1.0
     away = (factors - middle).abs()
     beyond = e_sq - best_sq * 10 ** (usual / 10) if kind == "row" else e_sq  # smaller regions agree by chance
     scaled = (

@@ -16,12 +16,10 @@ from quanterr.samples.rows import MAX_COMPLETE_ELEMENTS
 from quanterr.tensors.chunks import Chunk
 
 MIN_ROW_RATIO = 2  # a row is conspicuous if its Σe² / Σx² is at least this multiple of the weight's or of the sample's
-MIN_LARGEST_ERROR = (
-    12.0  # the largest error is inspected if it exceeds this multiple of the sample's root mean square error
-)
-MIN_CELL_RATIO = (
-    1.25  # a cell is conspicuous if its max |e| / max |x| is larger than this multiple of the sample's usual value
-)
+# The largest error is inspected if it exceeds this multiple of the sample's root mean square error.
+MIN_LARGEST_ERROR = 12.0
+# A cell is conspicuous if its max |e| / max |x| is larger than this multiple of the sample's usual value.
+MIN_CELL_RATIO = 1.25
 MAX_CELLS = 4  # number of cells with the largest ratio that are selected, and of those with the largest error
 
 

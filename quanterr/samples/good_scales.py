@@ -17,9 +17,8 @@ from quanterr.lazy_torch import Tensor, torch
 
 MAX_UNIT_DIFFERENCE = 0.05  # relative, between units of elements that share a scale, apart from column factors
 MAX_ZERO_POINT = 1e-6  # zero points up to this share of the largest level count as zero
-MAX_ZERO_VARIATION = (
-    0.01  # in codes: if a zero point varies by more within a group, the shift comes from a low-rank branch
-)
+# In codes: if a zero point varies by more within a group, the shift comes from a low-rank branch.
+MAX_ZERO_VARIATION = 0.01
 MAX_ZERO_DIFFERENCE = 0.05  # in codes: zero points of groups that differ by less count as equal
 MAX_SCALE_DIFFERENCE = 0.01  # relative: scales that differ by less count as equal
 CODES_OF_BYTE = 256  # number of codes of a byte

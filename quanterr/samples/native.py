@@ -330,9 +330,8 @@ def _lay_out(
         return None
     numbers = _list_numbers(levels)
     every = 1 if rows * matrix[1] <= MAX_UNTHINNED_ELEMENTS else ROW_STEP
-    every_closely = (
-        1 if (rows if rows == matrix[0] else RUN) * matrix[1] <= MAX_UNTHINNED_ELEMENTS else ROW_STEP
-    )  # torch uses only some rows of each run
+    # Torch uses only some rows of each run.
+    every_closely = 1 if (rows if rows == matrix[0] else RUN) * matrix[1] <= MAX_UNTHINNED_ELEMENTS else ROW_STEP
     struct = SampleStruct(codes.kind, levels.mantissa, levels.lowest + codes.offset, levels.highest + codes.offset)
     struct.normal, (struct.below, struct.above) = levels.normal, (end + codes.offset for end in levels.ends)
     struct.multiples, struct.n_multiples = ctypes.addressof(numbers.multiples), len(numbers.multiples)

@@ -6,9 +6,8 @@ from quanterr.kernel.levels import FLOAT32_EXPONENT, Levels, Scaling
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import Workspace
 
-HALF_STEP = (
-    0.5001  # maximum rounding error in steps, with a margin for float32, in which 127 steps are accurate to 2e-5
-)
+# Maximum rounding error in steps, with a margin for float32, in which 127 steps are accurate to 2e-5.
+HALF_STEP = 0.5001
 
 
 class Nearest(NamedTuple):

@@ -33,7 +33,7 @@ def sample_chunks(shape: tuple[int, ...]) -> list[Chunk]:
 
 
 def sample_blocks(shape: tuple[int, ...], block: tuple[int, int]) -> list[Chunk]:
-    """Return chunks of :data:`IN_BLOCKS` elements at the start of rows of blocks, which span several rows of elements.
+    """Return chunks of :data:`BLOCK_ROW_ELEMENTS` elements at the start of rows of blocks, which span several rows.
 
     A small weight is sampled in every row of blocks, others in the middle one.
     """

@@ -26,16 +26,12 @@ from quanterr.samples.good_scales import (
 PART_COLUMNS = 64  # number of columns in a part of a group
 GROUP_DB = 5.0  # a group stands out if its scale loses more than this
 ZERO_DB = 1.0  # the same for a scale of zero: codes with three values reach only 2 dB on normal numbers
-MIN_ERROR_RATIO = (
-    3.0  # less than GROUP_DB, so that groups with a smaller ratio of errors are skipped unless their scale is zero
-)
-MAX_SCALE_RATIO, MIN_SCALE_RATIO = (
-    2.2,
-    0.7,
-)  # range of stored / good scale that searches for scales may choose, which is never reported as wrong
-CLIPPED_DB = (
-    12.0  # no search would accept a larger loss by clipping for the sake of smaller steps in the rest of the group
-)
+# Less than GROUP_DB, so that groups with a smaller ratio of errors are skipped unless their scale is zero.
+MIN_ERROR_RATIO = 3.0
+# Range of stored / good scale that searches for scales may choose, which is never reported as wrong.
+MAX_SCALE_RATIO, MIN_SCALE_RATIO = 2.2, 0.7
+# No search would accept a larger loss by clipping for the sake of smaller steps in the rest of the group.
+CLIPPED_DB = 12.0
 # Minimum number of levels → maximum of good / stored scale. With 8 bits, clipping does not pay off, and only the
 # rounding of zero points makes a scale too small; with 5 and 6 bits, llama.cpp's search clips 0.9 of 31 or 32 steps.
 LEVELS_OF_BYTE = 200  # codes with at least so many levels have 8 bits
@@ -53,9 +49,8 @@ MAX_UNIT_DIFFERENCE = 0.01  # relative: units that differ by less count as one s
 MIN_GROUP_ELEMENTS = 8  # smaller groups are not judged
 NEGLIGIBLE_SHARE = 1e-6  # an error below this share of a group's energy does no harm
 MAX_UNTHINNED_ELEMENTS, ROW_STEP = 1 << 14, 4  # of larger samples, one of ROW_STEP rows is used
-BATCH_ELEMENTS = (
-    1 << 17
-)  # elements of rows that are processed together, as small operations of torch cost more than their arithmetic
+# Elements of rows that are processed together, as small operations of torch cost more than their arithmetic.
+BATCH_ELEMENTS = 1 << 17
 MAX_LISTED_GROUPS = 64  # maximum number of listed groups
 
 
@@ -339,9 +334,8 @@ class ScaleSampler:
         max_ratio = get_clipping_limit(self._weight.levels)
         for sampled_groups in sampled:
             stored, good = sampled_groups.losses.stored, sampled_groups.losses.good
-            half = (
-                0.0 if sampled_groups.step is None else sampled_groups.step / 2
-            )  # rounding to a step may change a chosen scale by this much
+            # Rounding to a step may change a chosen scale by this much.
+            half = 0.0 if sampled_groups.step is None else sampled_groups.step / 2
             zero = stored == 0
             far = zero | (sampled_groups.losses.stored_sq > MIN_ERROR_RATIO * sampled_groups.losses.good_sq.amax(0))
             clips_bytes = self._clips_bytes(sampled_groups)

@@ -60,9 +60,8 @@ def solve(groups: Sequence[Sequence[KnapsackItem]], budget: float) -> Solution |
         return Solution(picks, used, cost, cost)
     price = 1 / broken.price if broken.price else 0.0  # cost per byte
     reduced = [[cost + price * nbytes for nbytes, cost in choices] for choices in groups]
-    bound = (
-        fsum(map(min, reduced)) - price * budget
-    )  # as if further bytes could be bought, and unused ones sold, at this price
+    # As if further bytes could be bought, and unused ones sold, at this price.
+    bound = fsum(map(min, reduced)) - price * budget
     _fill(groups, picks, budget - used)
     best, is_all = _search(groups, reduced, picks, price, bound, budget)
     cost, used = _sum_up(groups, best)

@@ -29,9 +29,8 @@ class Errors(NamedTuple):
 class HiddenError:
     """The error of a block's output over all tokens, and the largest error of a token."""
 
-    parts: dict[Visit, Errors] = field(
-        default_factory=dict
-    )  # added up in the order of visits, whichever process measured them
+    # Added up in the order of visits, whichever process measured them.
+    parts: dict[Visit, Errors] = field(default_factory=dict)
 
     def add(self, visit: Visit, x: Tensor, y: Tensor) -> bool:
         """Add the hidden states (…, d) of both sides for a micro-batch; return whether all are finite."""

@@ -73,9 +73,8 @@ class Routers:
     """The agreement of a candidate's routers with the original's, by router and micro-batch."""
 
     parts: dict[tuple[str, int], Agreement] = field(default_factory=dict)
-    experts: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # number of experts, and of those that a token is sent to
+    # Number of experts, and of those that a token is sent to.
+    experts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, batch: int, base: Mapping[str, Routing], other: Mapping[str, Routing]) -> None:
         """Compare the outputs of both sides' routers for a micro-batch."""

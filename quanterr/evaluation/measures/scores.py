@@ -20,15 +20,12 @@ from quanterr.documents.evaluation.model import PositionScores
 from quanterr.evaluation.measures.hidden_states import are_finite
 from quanterr.util.strict_json import JsonObject
 
-SLAB_LOGITS = (
-    1 << 18
-)  # number of logits of each side that are scored at once on the CPU, so that they stay in its cache
+# Number of logits of each side that are scored at once on the CPU, so that they stay in its cache.
+SLAB_LOGITS = 1 << 18
 DEVICE_SLAB_LOGITS = 1 << 22  # the same on another device
 TOP_CHOICES = 5
-MIN_BOOTSTRAP_CHUNKS, BOOTSTRAP_DRAWS = (
-    8,
-    100,
-)  # minimum number of chunks for a bootstrap, and number of draws, which give a standard error within 7 %
+# Minimum number of chunks for a bootstrap, and number of draws, which give a standard error within 7 %.
+MIN_BOOTSTRAP_CHUNKS, BOOTSTRAP_DRAWS = 8, 100
 MIN_CONFIDENCE = 0.5  # a flip counts as confident if the original's first choice had a larger probability
 
 # Columns of the numbers kept for each scored token.

@@ -134,9 +134,8 @@ class Architecture:
         """
         import transformers
 
-        self.config._experts_implementation = (
-            "eager"  # multiplies by each expert's weight separately, so that each weight's inputs can be measured
-        )
+        # Multiplies by each expert's weight separately, so that each weight's inputs can be measured.
+        self.config._experts_implementation = "eager"
         name = next(iter(self.config.architectures or ()), "") if self.recorded else ""
         model_class = getattr(transformers, name, None)
         if self.recorded and model_class is not None:  # the class whose weights were saved, with its head

@@ -56,9 +56,8 @@ class _DequantizedRows:
 
     def _dequantize(self, first: int, stop: int) -> torch.Tensor:
         rows, cols = self._weight.matrix
-        each = (
-            rows // self._weight.shape[0]
-        )  # number of matrix rows for each index of the first axis: several in a stack, none in a vector
+        # Number of matrix rows for each index of the first axis: several in a stack, none in a vector.
+        each = rows // self._weight.shape[0]
         chunk = Chunk(first * each, stop * each, 0, cols) if len(self._weight.shape) > 1 else Chunk(0, 1, first, stop)
         with torch.inference_mode():
             return Reader().read(self._weight, chunk)

@@ -104,9 +104,8 @@ class Watched(NamedTuple):
     names: list[str]  # stored weights, by the original's names
     ways: list[Rounded | None]
     layout: list[tuple[int, int]]  # size and stride of each dimension
-    owners: (
-        Tensor | None
-    )  # index of the way for each row, in the parameter's shape with one column; None if there is only one way
+    # Index of the way for each row, in the parameter's shape with one column; None if there is only one way.
+    owners: Tensor | None
 
 
 def check_schemes(activations: str, kv: Iterable[str]) -> None:

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 MIN_CONTEXTS = 2
 CHARACTERS_PER_TOKEN = 8  # how many are read at first for each wanted token
 MAX_UNKNOWN = 0.1  # maximum share of unknown tokens
-MAX_COMMONEST = (
-    0.5  # maximum share of the most frequent token; even if each character is a token, spaces are less than a fifth
-)
+# Maximum share of the most frequent token; even if each character is a token, spaces are less than a fifth.
+MAX_COMMONEST = 0.5
 MIN_DISTINCT = 16  # minimum number of distinct tokens
 MAX_REPEATED = 0.1  # maximum share of repeated chunks
 UNCERTAIN_TOKENS = 64  # last tokens of a cut text, which may differ from those of the whole text
