@@ -43,7 +43,7 @@ MIN_LOSS_WITHOUT = 1 / 0.7  # if undoing multiplies its error by this, a weight 
 MAX_REMAINING_DEVIATION = 0.5  # a factor explains a deviation of the length if less than this share remains
 MIN_ERROR = 1e-30  # smaller errors are not divided by
 MIN_CORRELATION = 0.5  # minimum for factors that agree; that of 64 random factors is about 0.125
-# A fold is sought if a row factor differs more from the median: standard errors + this.
+# A fold is sought if a row factor is off the median by more than so many standard errors plus this scatter.
 MIN_STANDARD_ERRORS, MIN_SCATTER = 4.0, 0.02
 # A row and the columns that it feeds have different factors if the logarithms differ by the first of these, and by this
 # many standard errors. Only rows and columns with this many times the energy of their errors count: if steps of codes
