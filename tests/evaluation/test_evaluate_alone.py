@@ -153,7 +153,7 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
             "and 18 more of the model, or has another shape",
         ),
         ("llama", {"llama.context_length": 1 << 30}, "llama.context_length is 1,073,741,824, which no model has"),
-        ("llama3", {"llama.rope.scaling.type": "linear"}, "rope_freqs.weight is stored, but rotations are also scaled as"),
+        ("llama3", {"llama.rope.scaling.type": "linear"}, "rope_freqs.weight is stored, but rotations are also scaled"),
         ("qwen2_yarn", {"qwen2.rope.scaling.yarn_attn_factor": 2.0}, "yarn_attn_factor may change what the model"),
         ("phi3_long", {"general.architecture": "llama"}, "llama.block_count is missing"),
         ("phi3", {"phi3.rope.dimension_count": 7}, "rope.dimension_count is 7, but heads are 16 long"),
