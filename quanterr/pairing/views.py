@@ -184,7 +184,7 @@ def _dequantize_sum(weights: Sequence[Weight], chunk: Chunk, workspace: Workspac
 
 
 def reorder(weight: Weight, order: Order) -> Weight:
-    """Return the weight with its stored rows, columns, or the elements of a vector, in the order."""
+    """Return the weight with its stored rows or columns, or the elements of a vector, put into ``order``."""
     axis = 1 if order.columns or len(weight.shape) == 1 else 0
     blocks = torch.tensor(order.blocks)
     buffer = f"reordered {_count_views(weight)}"

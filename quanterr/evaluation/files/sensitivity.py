@@ -109,7 +109,7 @@ def profile_of(
     candidates: Sequence[Candidate],
     given: Tensor | Sequence[Call],
 ) -> Profiled:
-    """Return the sensitivities and predictions of one pass through the original and back.
+    """Return the sensitivities and predictions of one forward and backward pass through the original.
 
     ``given`` are token ids (n, context), or recorded calls. The candidates' errors in a unit are computed while it is
     loaded.

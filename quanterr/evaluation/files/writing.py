@@ -39,7 +39,7 @@ def check_saliency(chosen: EvaluateOptions) -> Saliency:
 def write_files(
     chosen: EvaluateOptions, prepared: Prepared, run: OriginalRun, saliency: Saliency, original: Checkpoint
 ) -> None:
-    """Write the files measured on the original during the run.
+    """Write the files with what was measured on the original during the run.
 
     Raises:
         ResourceError: a file cannot be written.

@@ -28,5 +28,5 @@ CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "c
 
 
 def is_of(model_types: Collection[str], table: frozenset[str]) -> bool | None:
-    """Return whether a model is in a table; None if nothing is known of it."""
+    """Return whether a model is in a table; None if the model is unknown."""
     return any(model_type in table for model_type in model_types) if model_types else None
