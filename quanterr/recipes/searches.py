@@ -1,4 +1,4 @@
-"""Searches for the scales of ggml's types as in llama.cpp, which tries several and takes the one with the smallest error.
+"""Searches for the scales of ggml's types as in llama.cpp, which tries several and takes the one with the least error.
 
 Sums run over the elements of a group in order, in float32. Builds of llama.cpp may fuse multiplications and additions,
 so single codes may differ. The compiled kernel computes the same numbers as the torch code here.
