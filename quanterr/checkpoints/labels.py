@@ -59,7 +59,7 @@ PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of one layer from one source; ``fields`` is its JSON."""
+    """The label of one layer from one source; ``fields`` is the label's JSON object."""
 
     source: str  # TENSOR or HEADER
     fields: JsonFields = field(default_factory=dict, hash=False)

@@ -282,7 +282,7 @@ class _Machine:
 
     def _call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, Name) or not isinstance(arguments, tuple):
-            raise ValueError("a call of what is no function")
+            raise ValueError("a call of something that is not a function")
         if function.text.startswith(TORCHAO_PREFIX):
             return Record(function.text, arguments, {})
         if function.text not in CALLS:

@@ -27,7 +27,7 @@ class Stored(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        """Whether it is a matrix that is not quantized."""
+        """Whether the weight is a matrix that is not quantized."""
         return self.weight.encoding == "floats" and len(self.weight.shape) == 2 and self.weight.name.endswith(".weight")
 
 
@@ -45,7 +45,7 @@ class Contents:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other side."""
+        """Whether the checkpoint is checked alone, without another side."""
         return self.other is None
 
     @property

@@ -21,11 +21,11 @@ class Method(NamedTuple):
     # computes the scales of later groups.
     max_factor: float = 1.0
     compensates: bool = False  # later columns compensate the errors of earlier ones
-    may_compensate: bool = False  # it compensates, or nothing in the configuration excludes it
+    may_compensate: bool = False  # the method compensates, or nothing in the configuration excludes it
     rounds_first_column: bool = False  # to the nearest codes, as there are no errors yet to compensate
-    learns: bool = False  # it learns which of the two codes around a value to take
-    may_learn_ranges: bool = False  # it also learns the range of each group's codes, or nothing excludes it
-    by_importance: bool = False  # it minimises errors weighted by column, and may give up single groups
+    learns: bool = False  # the method learns which of the two codes around a value to take
+    may_learn_ranges: bool = False  # the method also learns the range of each group's codes, or nothing excludes it
+    by_importance: bool = False  # the method minimises errors weighted by column, and may neglect single groups
     folded: bool = False  # factors were folded into the weight; the comparison undid them approximately
     by_norm: bool = False  # factors of columns were undone exactly: the preceding norm has their inverse
 

@@ -27,7 +27,7 @@ from quanterr.util.text import count, listed
 
 TOKEN_ROLES = ("embedding", "head")  # rows of tokens that no text has may be zero or all the same
 MAX_LISTED_ROWS = 3
-BLOCK_OUTLIER_FACTOR = 1e2  # factor from the median of the same weight in other blocks; experts: OUTLIER_FACTOR
+BLOCK_OUTLIER_FACTOR = 1e2  # maximum factor from the median of other blocks; experts have OUTLIER_FACTOR
 REMEDY = "compare with the original, or quantize these layers again"
 
 

@@ -231,7 +231,7 @@ def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
     remedy = None if is_small else "check the model's outputs: a correction is no larger than the error of its weight"
     if odd := {name: shift.unlike for name, shift in shifts.items() if shift.unlike}:
         name, is_small = next(iter(odd)), False
-        message += f"; {count(len(odd), 'bias', 'biases')} as no correction does: {display(name)}: {odd[name]}"
+        message += f"; {count(len(odd), 'bias', 'biases')} changed unlike any correction: {display(name)}: {odd[name]}"
         remedy = "copy the biases from the original, unless the quantizer is known to correct them"
     level = "info" if is_small else "warning"
     return make_finding("bias_corrected", level, None, message, remedy, layers=names, shift=max_shift, share=worst)

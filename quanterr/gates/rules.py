@@ -96,7 +96,7 @@ def check_baseline_use(rules: list[Rule], given: bool, updated: bool = False) ->
     if comparing and not given:
         raise UsageError(f"{display(comparing[0])} compares with an older report: give --baseline REPORT")
     if given and not comparing and not updated:
-        takes = "only reports, evaluations and comparisons of images take one"
+        takes = "only rules for reports, evaluations and comparisons of images can"
         raise UsageError(f"no rule compares with the baseline; {takes}")
 
 

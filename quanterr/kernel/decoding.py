@@ -150,7 +150,7 @@ def make_code_side(
         if blocks is not None and blocks.head + blocks.rows > 1:  # whole groups of rows
             first, more = (chunk.row - side.lead) * row_bytes, 2 * (blocks.rows - 1)
             rows = -(-(side.lead + rows) // blocks.rows) * blocks.rows
-        elif rows == 1:  # a part of a row, perhaps the last in its file
+        elif rows == 1:  # read a part of a row alone: behind the last row, the file may end
             side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
         if again or side.file < 0 or workspace.fills(entry):  # not a local file: pass the bytes

@@ -140,7 +140,7 @@ class NativeSums:
     def prepare_whole(
         self, operands: tuple[Operand, Operand], wanted: SumOptions, keep: Callable[[], KeptRows | None]
     ) -> Task | None:
-        """Prepare a whole small pair to be computed together with others; None if it cannot wait for them.
+        """Prepare a whole small pair to be computed together with others; None if it must be computed at once.
 
         ``keep`` makes the argument ``kept`` of :meth:`sums`.
         """

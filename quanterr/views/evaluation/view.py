@@ -436,7 +436,7 @@ def _describe_missing(candidate: Evaluated) -> str:
 
 
 def _make_metrics(evaluation: Evaluation) -> dict[str, MapMetric]:
-    """Return the output error of each candidate, its share of the block, and what rounded inputs add."""
+    """Return the output error of each candidate, its share of the block, and the error that rounded inputs add."""
     single, metrics = len(evaluation.candidates) == 1, {}
     for n, candidate in enumerate(evaluation.candidates):
         name = display(candidate.name)

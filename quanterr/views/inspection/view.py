@@ -61,7 +61,7 @@ FAULTS_BY_CODE = {
     "unused_codes": "unused codes",
 }
 ABOUT = "From headers and labels alone: no value was read."
-ABOUT_VALUES = "From headers and labels; every value was read once, without an original."
+ABOUT_VALUES = "From headers and labels; every value was read once. There was no original to compare with."
 
 
 def view(inspection: Inspection, top: int) -> View:
@@ -214,12 +214,12 @@ def suites(inspection: Inspection) -> list[Suite]:
 
 ITEM_WORDS = ItemWords(
     "changed, with more bytes",
-    "changed, with no more bytes",
+    "changed, with as many or fewer bytes",
     columns=(
         (Column("old format", 0, right=False), lambda weight: weight.old_format or "unread"),
         (Column("new format", 1, right=False), lambda weight: weight.new_format or "unread"),
         (Column("bytes", 2), lambda weight: format_size_change(weight.new_bytes - weight.old_bytes)),
     ),
     ends=lambda weight: (weight.old_format, weight.new_format, weight.new_bytes - weight.old_bytes),
-    about="From two stored inspections: formats and sizes, no values.",
+    about="From two stored inspections. Formats and sizes are compared, values are not.",
 )

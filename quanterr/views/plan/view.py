@@ -195,7 +195,7 @@ def _make_kept_table(plan: Plan) -> Table:
         if len(kept) > MAX_LISTED_KEPT
         else count(len(kept), "layer")
     )
-    return Table(f"{number} as in the original, beside the plan's most frequent recipe", "layer", *filled)
+    return Table(f"{number} kept as in the original, compared with the plan's most frequent recipe", "layer", *filled)
 
 
 def _format_curve(plan: Plan) -> str:
@@ -256,7 +256,7 @@ def _describe_gain(plan: Plan) -> str:
 
 ITEM_WORDS = ItemWords(
     "changed, at more cost",
-    "changed, at no more cost",
+    "changed, at the same or less cost",
     columns=(
         (Column("old recipe", 0, right=False), lambda layer: layer.old_recipe),
         (Column("new recipe", 1, right=False), lambda layer: layer.new_recipe),
