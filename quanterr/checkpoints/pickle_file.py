@@ -215,7 +215,7 @@ def _flatten(
 ) -> Iterator[tuple[str, StoredTensor | Record]]:
     """Yield the tensors of a dictionary; those of dictionaries in it have its key in front of their names."""
     if depth > MAX_DEPTH:
-        raise CheckpointError(f"{file}: {display(prefix[:80])}…: more than {MAX_DEPTH} dictionaries in each other")
+        raise CheckpointError(f"{file}: {display(prefix[:80])}…: more than {MAX_DEPTH} nested dictionaries")
     for key, value in dictionary.items():
         if isinstance(value, StoredTensor) or (isinstance(value, Record) and value.state):
             yield f"{prefix}{key}", value

@@ -48,7 +48,9 @@ OF_LLAMA_CPP: Mapping[str, Default] = {
     "head_dim": Default("attention.key_length", _divide_width),
     "rope_theta": Default("rope.freq_base", 10000.0),
 }
-ROTATED_PART = Default("rope.dimension_count", 1.0)  # declares elements, config.json a part: partial_rotary_factor
+ROTATED_PART = Default(
+    "rope.dimension_count", 1.0
+)  # counts elements; config.json states their share as partial_rotary_factor
 GRANITE: Mapping[str, Default] = {
     "residual_multiplier": Default("residual_scale", 1.0),
     "embedding_multiplier": Default("embedding_scale", 1.0),

@@ -131,7 +131,7 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
 def check_plain_casts(contents: Contents) -> Iterator[Finding]:
     """Report FP8 weights that are read without a scale."""
     if casts := [stored.name for stored in contents.stored if stored.weight.encoding == "cast"]:
-        message = f"FP8 without a scale, read as a plain cast: {count(len(casts), 'tensor')}: {listed(casts, 3)}"
+        message = f"FP8 values of {count(len(casts), 'tensor')} are taken for casts without scale: {listed(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
 
@@ -141,7 +141,7 @@ def check_bare_codes(contents: Contents) -> Iterator[Finding]:
     """Report codes that match no format because they lack a scale."""
     weights = [stored.weight for stored in contents.stored]
     if bare := [weight.name for weight in weights if weight.format == "verbatim" and weight.codes.dtype in CODE_DTYPES]:
-        yield make_finding("codes_without_scale", "warning", None, f"codes without a scale: {listed(bare)}")
+        yield make_finding("codes_without_scale", "warning", None, f"stored codes have no scale: {listed(bare)}")
 
 
 @check("ambiguous_layout", needs=HEADERS, of=ALONE)

@@ -34,7 +34,7 @@ def check_optional_parts(contents: Contents) -> Iterator[Finding]:
     """Report parts that less than half of corresponding weights lack, with one finding for each part."""
     groups: dict[GroupKey, list[tuple[str, frozenset[str]]]] = {}
     for weight in (stored.weight for stored in contents.stored if stored.weight.has_codes):
-        for name, dtype, roles in _list_pieces(weight):
+        for name, dtype, roles in _list_stacked(weight):
             key = without_numbers(name), weight.format, weight.code_bits, weight.block_size, dtype
             groups.setdefault(key, []).append((name, roles))
     lacking: dict[str, list[str]] = {}
@@ -58,19 +58,19 @@ def check_optional_parts(contents: Contents) -> Iterator[Finding]:
         yield make_finding("missing_part", "warning", None, message, remedy, layers=names, part=part)
 
 
-def _list_pieces(weight: Weight) -> Iterator[tuple[str, str, frozenset[str]]]:
+def _list_stacked(weight: Weight) -> Iterator[tuple[str, str, frozenset[str]]]:
     """Yield, for each of the weights that were stacked, the name of its codes, their dtype and the roles of its parts.
 
     A weight that is not stacked yields one row.
     """
-    pieces: dict[str, dict[str, str]] = {}
+    parts_by_number: dict[str, dict[str, str]] = {}
     codes: dict[str, tuple[str, str]] = {}
     for role, entry in weight.parts.items():
         match = STACKED_ROLE.fullmatch(role)
         number, part_role = (match[1], match[2]) if match else ("", role)
-        pieces.setdefault(number, {})[part_role] = entry.name
+        parts_by_number.setdefault(number, {})[part_role] = entry.name
         codes.setdefault(number, (entry.name, entry.dtype))
-    for number, parts in pieces.items():
+    for number, parts in parts_by_number.items():
         yield *codes[number], frozenset(parts)
 
 

@@ -57,7 +57,7 @@ def list_checks(*of: Of) -> list[Check]:
 
 
 def run_checks(comparison: Comparison) -> Iterator[Finding]:
-    """Run the checks of both sides of a comparison, of each, and of the quantized one."""
+    """Run the checks about both sides together, about each side, and about the quantized side of a comparison."""
     sides = (comparison.original, comparison.quantized)
     subjects = {BOTH: (comparison,), EACH: sides, QUANTIZED: sides[1:]}
     for check in list_checks(*subjects):

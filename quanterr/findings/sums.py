@@ -238,9 +238,8 @@ def _check_rows(pair: Pair, done: WeightResult) -> Iterator[Finding]:
     below, below_level = (BIT_DB, DOUBLE_DB) if bits <= NIBBLE_BITS else (MAX_METHOD_LOSS_DB, 2 * BIT_DB)
     if _rows_share_scales(pair, done):
         below = MAX_METHOD_LOSS_DB + BIT_DB  # in real models outliers of other rows cost up to 12
-    clipped_db = -20 * log10(
-        find_allowed_overshoot(pair.quantized.levels)
-    )  # of a row whose energy is in one clipped value
+    # The level of a row whose energy is in one clipped value.
+    clipped_db = -20 * log10(find_allowed_overshoot(pair.quantized.levels))
     limit = min(compute_ratio_db(sums.x_sq, sums.e_sq) - below, find_min_level(bits) - below_level, clipped_db)
     worst = sums.worst_rows
     if not any(row.zeroed for _, row in worst) and _is_above(worst, limit):

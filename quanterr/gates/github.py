@@ -56,7 +56,7 @@ def write_summary(judged: HasGates, candidate: str | None = None) -> str | None:
 
 
 def write_numbers(numbers: str, change: str) -> str | None:
-    """Append a document's Markdown and the change since the baseline; return as :func:`write_summary` does."""
+    """Append a document's Markdown and the change since the baseline; return what :func:`write_summary` returns."""
     text = f"{_format_code(change)}\n\n{numbers}\n" if change else f"{numbers}\n"
     return _append_to_summary(lambda room: text if len(text.encode()) <= room - len(OMISSION) else OMISSION)
 

@@ -41,7 +41,7 @@ class Rule(NamedTuple):
     reason: str | None = None
     place: str = ""  # "thresholds.toml:12: " if the rule comes from a file
     baseline_original: Literal["same", "any"] = "same"
-    among: tuple[str, ...] = ()  # patterns of the only layers that are judged
+    among: tuple[str, ...] = ()  # patterns of the layers that are judged; empty for all
     waivers: tuple[Waiver, ...] = ()  # all of the file, the same in each of its rules
 
 

@@ -1,4 +1,4 @@
-"""The table of outputs, which the suffix of the file chooses.
+"""The table of outputs; the suffix of a file chooses one.
 
 To add an output, write a module with ``write(document, file)`` and add a row here.
 """

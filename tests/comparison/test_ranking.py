@@ -341,7 +341,7 @@ class TestSensitivity:
             nmse = {layer.layer_name: layer.nmse for layer in reports[candidate.name].layers}
             assert math.isclose(0.5 * nmse[A] + 100 * nmse[B], candidate.predicted_kld, rel_tol=1e-12)
         best, other = sorted(found.candidates, key=lambda candidate: candidate.predicted_kld)
-        told = f"; {best.name} has the least predicted KLD" in conclusion(found)
+        told = f"; {best.name} has the lowest predicted KLD" in conclusion(found)
         assert told == (best.name != found.candidates[0].name)
         assert best.predicted_kld < other.predicted_kld
 

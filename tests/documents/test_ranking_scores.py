@@ -44,7 +44,7 @@ def test_all_outputs_show_the_scores(tmp_path):
     assert "0.01250 ± 0.00060" in shown["md"]
     assert "0.0125" in shown["csv"]
     assert "KLD [nat] over size" in shown["html"]
-    assert "fp8 has the least KLD (0.01250 ± 0.00060)" in added.view(0).conclusion
+    assert "fp8 has the lowest KLD (0.01250 ± 0.00060)" in added.view(0).conclusion
 
 
 @pytest.mark.parametrize(

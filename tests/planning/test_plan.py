@@ -502,7 +502,7 @@ class TestExports:
         )
         done = call(*arguments, "--export", "mlx")
         assert (0, f"quanterr: run: sh '{tmp_path / 'run me.sh'}'") == (done.returncode, done.stderr.splitlines()[-1])
-        assert "The plan beside single recipes" in done.stdout
+        assert "The plan compared with single recipes" in done.stdout
 
         (tmp_path / "plan.json").unlink()
         refused = call(*arguments, "--export", "mlx", "--to", "int8_row")

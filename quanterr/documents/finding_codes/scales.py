@@ -21,7 +21,7 @@ CODES = {
     "fp8_without_scale": FindingCode(
         "info",
         meaning="FP8 weights without a scale, read as plain casts",
-        example="FP8 without a scale, read as a plain cast: 304 tensors: blocks.0.attn.qkv.weight and 303 more",
+        example="FP8 values of 304 tensors are taken for casts without scale: blocks.0.attn.qkv.weight and 303 more",
         remedy="Nothing, if the weights were cast. Otherwise their scales are missing from this file.",
     ),
     "scale_nonfinite": FindingCode(

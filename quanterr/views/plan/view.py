@@ -127,7 +127,7 @@ def _make_uniform_table(plan: Plan) -> Table:
     rows.append(["this plan", size(plan.bytes), _format_cost(plan, plan.cost), "yes"])
     cost = "SNR" if _find_signal(plan) else "cost"
     columns = (Column("size", 0), Column(cost, 1), Column("fits", 2, right=False))
-    return Table("The plan beside single recipes", "recipe", columns, rows)
+    return Table("The plan compared with single recipes", "recipe", columns, rows)
 
 
 def _find_signal(plan: Plan) -> float | None:

@@ -269,12 +269,12 @@ def conclusion(ranking: Ranking) -> str:
         cheapest = min(known, key=lambda candidate: (getattr(candidate, metric), candidate.name))
         if cheapest.name != best.name:
             cost = _format_predicted(cheapest, metric)
-            more += f"; {display(cheapest.name)} has the least {PREDICTED_TITLES[metric]} ({cost})"
+            more += f"; {display(cheapest.name)} has the lowest {PREDICTED_TITLES[metric]} ({cost})"
     evaluated = [candidate for candidate in ranking.candidates if candidate.kld_mean is not None]
     if evaluated:
         nearest = min(evaluated, key=lambda candidate: (candidate.kld_mean, candidate.name))
         kld = _format_evaluated(nearest, collect_scores(Candidate)["kld_mean"], "kld_mean_se")
-        more += f"; {display(nearest.name)} has the least KLD ({kld})"
+        more += f"; {display(nearest.name)} has the lowest KLD ({kld})"
     held = f"; gates do not hold for {', '.join(failing)}" if failing else ""
     sampled = "" if ranking.sample is None else f"; estimated from {100 * ranking.sample:g} % of the rows"
     return f"{_describe_best(ranking)}{more}{held}{sampled}"
