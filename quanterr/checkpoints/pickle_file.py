@@ -146,7 +146,7 @@ def _find_place(file: CheckpointFile, member: zipfile.ZipInfo) -> _Place:
         raise CheckpointError(f"{file}: {display(member.filename)}: its local header is not at byte {at}")
     begin = at + LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
     if begin + member.file_size > file.size:
-        raise CheckpointError(f"{file}: {display(member.filename)} ends after the file: truncated")
+        raise CheckpointError(f"{file}: {display(member.filename)} ends beyond the end of the file, which is truncated")
     return _Place(begin, member.file_size)
 
 
@@ -163,7 +163,7 @@ def _read_legacy(file: CheckpointFile) -> tuple[Any, dict[str, _Place]]:
             raise CheckpointError(f"{file}: storage {display(str(key))} belongs to no tensor")
         n_bytes = storage.n * DTYPE_BITS[storage.dtype] // 8
         if at + 8 + n_bytes > file.size:
-            raise CheckpointError(f"{file}: storage {display(key)} ends after the file: truncated")
+            raise CheckpointError(f"{file}: storage {display(key)} ends beyond the end of the file, which is truncated")
         if int.from_bytes(file.read(at, 8), "little") != storage.n:
             raise CheckpointError(f"{file}: storage {display(key)} should have {count(storage.n, 'element')}")
         places[key] = _Place(at + 8, n_bytes)
@@ -172,7 +172,7 @@ def _read_legacy(file: CheckpointFile) -> tuple[Any, dict[str, _Place]]:
 
 
 def _list_storages(content: Any) -> Iterator[Storage]:
-    """Yield the storages of all tensors in what a pickle made, each value once."""
+    """Yield the storages of all tensors in the values that a pickle made; each value is visited once."""
     left, seen = [content], set[int]()
     while left:
         value = left.pop()
