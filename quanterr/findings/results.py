@@ -19,7 +19,7 @@ MAX_BLOCKS = 512  # only synthetic models have more; grouping by block would the
     of=BOTH,
 )
 def check_weights(comparison: Comparison) -> Iterable[Finding]:
-    """Return the findings of a ``FindingCollector``: about single weights, from repairs, and about all weights together."""
+    """Return the findings of a ``FindingCollector``: about single weights, from repairs, and about all together."""
     return comparison.weight_findings
 
 
