@@ -119,11 +119,12 @@ def _print_answer(
     wrap = not to.is_terminal
     # A pass without gates is not an approval and gets no colour.
     style = STYLES["inconclusive"] if view.doubts and view.word != "fail" else STYLES.get(view.word, "bold")
-    to.print(Text(format_conclusion(view, answer), style=style), soft_wrap=wrap)
+    headline = format_conclusion(view, answer)
+    to.print(Text(headline, style=style), soft_wrap=wrap)
     # Commands print the reasons by gates, and findings follow.
     causes = ("result", "rules") if findings else ("result", "rules", "finding")
     for reason in view.reasons if view.verdict not in ("pass", None) else ():
-        if reason.by in causes:
+        if reason.by in causes and sentence(reason.text) not in headline:
             to.print(Text(display(reason.text, MAX_SENTENCE_LENGTH), style=STYLES[view.verdict]), soft_wrap=wrap)
     if view.overview is not None and not verbose:
         _print_overview(view.overview, to)

@@ -420,7 +420,7 @@ class TestBaseline:
             (made(LAYERS, original={"tensors": 3, "bytes": 301}), "a different original: 301 bytes there, 300 here"),
             (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
             (made(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
-            (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1.0 here"),
+            (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1 here"),
             (made(rows=[row("a", 20.0) | MARKED]), "the original a has other values there than here"),
         ],
     )
@@ -445,7 +445,7 @@ class TestBaseline:
             found.verdict,
             found.reasons,
         )
-        says = "the norm of the original a is 2.0 there, 1.0 here"
+        says = "the norm of the original a is 2 there, 1 here"
         assert [says, None] == [one.baseline_original for one in found.gates]
         assert f"note: the baseline has another original: {says}" == format_gates(found.gates)[-1]
         with pytest.raises(UsageError, match="--baseline-original any compares with it nevertheless"):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isclose
 from typing import TYPE_CHECKING, Any
 
-from quanterr.util.text import display
+from quanterr.util.text import display, format_decisive
 
 if TYPE_CHECKING:
     from quanterr.documents.comparison.model import Report
@@ -85,7 +85,8 @@ def find_other_tensor(there: Iterable[Any], here: Iterable[Any]) -> str | None:
             continue
         before, after, name = other.original_norm, layer.original_norm, layer.layer_name
         if None not in (before, after) and not isclose(before, after, rel_tol=NORM_TOLERANCE):
-            return f"the norm of the original {display(name)} is {before} there, {after} here"
+            norms = f"{format_decisive(before, after)} there, {format_decisive(after, before)} here"
+            return f"the norm of the original {display(name)} is {norms}"
         before, after = other.original_fingerprint, layer.original_fingerprint
         if before and after and before != after:
             return f"the original {display(name)} has other values there than here, but the same norm"
