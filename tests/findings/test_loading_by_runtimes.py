@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -284,12 +285,27 @@ class TestSglang:
         assert ["not known", "loads"] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
 
 
+@pytest.mark.parametrize(
+    ("version", "verdicts"),
+    [("gemm", ["loads", "loads", "loads"]), ("gemv", ["loads", "refuses", "refuses"]), ("marlin", ["refuses"] * 3)],
+)
+def test_layouts_of_awq_are_loaded_by_those_that_look_at_the_version(tmp_path, version, verdicts):
+    golden = Path(__file__).parents[1] / "golden" / f"awq_{version}"
+    folder = next(path.parent for path in sorted(golden.rglob("config.json")))
+    copied = shutil.copytree(folder, tmp_path / "m")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(LLAMA | config))
+
+    assert verdicts == [judge(copied, one)[0] for one in ("transformers", "vllm", "sglang")]
+
+
 class TestTensorrtLlm:
     @pytest.mark.parametrize(
         ("name", "verdict", "said"),
         [
             ("plain", "loads", ""),
             ("FP8 in blocks", "refuses", "128 x 128"),
+            ("compressed-tensors FP8", "loads", ""),
             ("compressed-tensors INT8", "loads, but", "takes INT8 of rows for FP8"),
             ("compressed-tensors packed INT4", "refuses", "without quantized inputs"),
             ("GGUF", "refuses", "not GGUF files"),

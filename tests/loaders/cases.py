@@ -98,6 +98,28 @@ def _by_blocks(name: str, x: Tensor) -> Tensors:
     return {f"{name}.weight": codes, f"{name}.weight_scale_inv": scale}
 
 
+def _by_rows_of_floats(name: str, x: Tensor) -> Tensors:
+    scale = x.abs().amax(1, keepdim=True) / 448
+    return {f"{name}.weight": (x / scale).to(torch.float8_e4m3fn), f"{name}.weight_scale": scale.bfloat16()}
+
+
+def _by_nvfp4(name: str, x: Tensor) -> Tensors:
+    """Return NVFP4 of compressed-tensors; the codes are all alike."""
+    return {
+        f"{name}.weight_packed": torch.full((x.shape[0], x.shape[1] // 2), 0x22, dtype=torch.uint8),
+        f"{name}.weight_scale": torch.ones(x.shape[0], x.shape[1] // 16).to(torch.float8_e4m3fn),
+        f"{name}.weight_global_scale": torch.tensor([100.0]),
+    }
+
+
+def _by_mx(name: str, x: Tensor) -> Tensors:
+    """Return MXFP8: a power of two for 32 elements, as its biased exponent."""
+    groups = x.unflatten(1, (-1, 32))
+    exponent = groups.abs().amax(2).log2().floor() - 8
+    codes = (groups / exponent[..., None].exp2()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {f"{name}.weight": codes.reshape(x.shape), f"{name}.weight_scale": (exponent + 127).to(torch.uint8)}
+
+
 def pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
     """Pack codes of 4 bits along rows, eight in a word, the lowest bits first."""
     words = codes.to(torch.int64).unflatten(1, (-1, 8))
@@ -260,6 +282,11 @@ TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "str
 ALONE = _compressed("int-quantized", 8, strategy="channel")
 INTEGERS = _compressed("int-quantized", 8, TOKENS, strategy="channel")
 PACKED = _compressed("pack-quantized", 4, strategy="group", group_size=GROUP)
+FLOATS = _compressed("float-quantized", 8, TOKENS | {"type": "float"}, type="float", strategy="channel")
+NVFP4 = _compressed(
+    "nvfp4-pack-quantized", 4, type="float", strategy="tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn"
+)
+MX = _compressed("mxfp8-quantized", 8, type="float", strategy="group", group_size=32, scale_dtype="torch.uint8")
 FLOAT8: Config = {
     "quantization_config": {
         "quant_method": "fp8",
@@ -382,6 +409,9 @@ CASES = {
     "unknown class": Case(TRANSFORMERS, lambda to: _save(to, _dense(), {"model_type": "no_such_model"})),
     "compressed-tensors INT8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), INTEGERS)),
     "compressed-tensors INT8, inputs unquantized": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows), ALONE)),
+    "compressed-tensors FP8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_rows_of_floats), FLOATS)),
+    "compressed-tensors NVFP4": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_nvfp4), NVFP4)),
+    "compressed-tensors MXFP8": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_mx), MX)),
     "compressed-tensors packed INT4": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_groups), PACKED)),
     "compressed-tensors, a layer left dense": Case(
         TRANSFORMERS, lambda to: _save(to, _quantize(_by_groups, leave=(DOWN,)), PACKED)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterator
 from quanterr.documents.loading import LoadingReason
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
-from quanterr.findings.runtimes.model import differ, is_one_of, leave_open, refuse
+from quanterr.findings.runtimes.model import differ, is_one_of, leave_open, refuse, words
 from quanterr.util.strict_json import JsonFields, as_object
 from quanterr.util.text import count, display, listed
 
 Condition = Callable[[JsonFields], bool]
+OTHER_AWQ = words("awq_gemv awq_gemv_fast awq_marlin")
 REPACKED = re.compile(r"_R\d+$")  # at the end of a type of ggml
 
 
@@ -86,6 +87,14 @@ def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
     if names := [one.name for one in of_gptq if not any(entry.name.endswith(".g_idx") for entry in one.parts)]:
         message = f"finds no order of columns (g_idx), which desc_act declares, and takes another: {listed(names, 3)}"
         yield differ(message, place, names)
+
+
+def check_awq_layout(contents: Contents, place: str) -> Iterator[LoadingReason]:
+    """Yield that AWQ's codes have another layout than GEMM, for runtimes that do not look at ``version``."""
+    others = [one.name for one in contents.stored if one.weight.format in OTHER_AWQ]
+    if contents.labels.method == "awq" and others:
+        message = f"takes all of AWQ for the layout GEMM, whose scales have other shapes: {listed(others, 3)}"
+        yield refuse(f"{message}: AssertionError", place, others)
 
 
 def check_architectures(

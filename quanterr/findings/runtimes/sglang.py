@@ -12,6 +12,7 @@ from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import SGLANG
 from quanterr.findings.runtimes.conditions import (
     check_architectures,
+    check_awq_layout,
     check_lost_order,
     has_integers_alone,
     has_unknown_method,
@@ -141,6 +142,7 @@ RUNTIME = Runtime(
     rules=(
         check_class,
         partial(check_lost_order, place=LAYERS + "gptq/schemes/gptq_marlin.py: create_weights"),
+        partial(check_awq_layout, place=LAYERS + "awq/schemes/: create_weights"),
         partial(check_rounded, place=LAYERS + "auto_round.py: AutoRoundConfig"),
         check_rounded_limits,
         partial(check_quark, has_scheme=_has_quark_scheme, layers=LAYERS),

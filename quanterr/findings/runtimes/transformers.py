@@ -44,6 +44,7 @@ METHODS = words(
     "aqlm auto-round awq bitnet bitsandbytes bitsandbytes_4bit bitsandbytes_8bit compressed-tensors eetq fbgemm_fp8 "
     "fouroversix fp8 fp_quant gemma gguf gptq higgs hqq metal mxfp4 mxfp8 nvfp4 quanto quark sinq spqr torchao vptq"
 )
+OF_AWQ = words("gemm gemv gemv_fast llm-awq")  # AwqFormat
 GGUF_CLASSES = words(
     "bloom deci falcon gemma2 gemma3 gemma4 gpt2 gpt-oss lfm2 llama mamba minimax-m2 mistral nemotron phi3 qwen2 "
     "qwen2moe qwen3 qwen3moe stablelm starcoder2 t5 t5encoder"
@@ -130,13 +131,13 @@ RUNTIME = Runtime(
     layouts=(
         Layout(frozenset({PLAIN}), "modeling_utils.py: PreTrainedModel.from_pretrained", is_run=True),
         Layout(
-            words("ct_pack int8_row"),
+            words("ct_pack ct_nvfp4 fp8_row int8_row mxfp8"),
             COMPRESSED,
             words("compressed-tensors"),
             is_run=True,
         ),
         Layout(
-            words("ct_int ct_nvfp4 ct_mxfp4 fp8_tensor fp8_row fp8_block int8_tensor"),
+            words("ct_int ct_mxfp4 ct_mxfp6 fp8_tensor fp8_block int8_tensor"),
             COMPRESSED,
             words("compressed-tensors"),
         ),
@@ -223,6 +224,12 @@ RUNTIME = Runtime(
             "does not map scales that are quantized themselves, as of NVFP4, and leaves them random",
             "quantizers/quantizer_quark.py: CHECKPOINT_KEYS",
             DIFFERS,
+        ),
+        ConfigRule(
+            words("awq"),
+            lambda config: str(config.get("version") or config.get("format") or "gemm").lower() not in OF_AWQ,
+            f"takes of AWQ's formats only {', '.join(sorted(OF_AWQ))}: ValueError",
+            "utils/quantization_config.py: AwqConfig.post_init",
         ),
         ConfigRule(
             words("nvfp4"),

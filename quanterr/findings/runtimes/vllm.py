@@ -17,6 +17,7 @@ from quanterr.findings.runtimes.classes import VLLM
 from quanterr.findings.runtimes.conditions import (
     always,
     check_architectures,
+    check_awq_layout,
     check_torchao,
     find_algorithm,
     has_groups_where,
@@ -191,6 +192,7 @@ RUNTIME = Runtime(
         check_class,
         check_left,
         check_cache_scales,
+        partial(check_awq_layout, place=LAYERS + "auto_awq.py: AutoAWQLinearMethod.create_weights"),
         partial(check_rounded, place=LAYERS + "inc/inc.py: INCConfig"),
         partial(check_quark, has_scheme=_has_quark_scheme, layers=LAYERS),
         check_torchao,
