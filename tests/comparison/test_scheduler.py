@@ -249,7 +249,8 @@ class TestRoom:
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-    def test_cpu_goes_on_where_cuda_memory_runs_out(self, tmp_path):
+    def test_cpu_goes_on_where_cuda_memory_runs_out(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(devices, "usable_cores", lambda: 1)  # so that auto takes the GPU
         files = stored(tmp_path, a=(3000, 4096), b=(2000, 4096))
         expected = quanterr.compare(*files, device="cpu")
         torch.cuda.empty_cache()

@@ -91,11 +91,16 @@ class TestPass:
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-    def test_each_report_has_the_same_digits_as_a_comparison_on_cuda(self, files):
+    def test_each_report_equals_a_comparison_on_cuda(self, files):
+        """Codes are decoded elsewhere if several candidates share them, so sums are added in another order."""
         x, candidates = files
-        together = [without_run(report) for report in compare_each(x, candidates, CompareOptions(device="cuda"))]
+        together = compare_each(x, candidates, CompareOptions(device="cuda"))
+        alone = [quanterr.compare(x, y, device="cuda") for y in candidates]
 
-        assert together == [without_run(quanterr.compare(x, y, device="cuda")) for y in candidates]
+        for one, other in zip(together, alone, strict=True):
+            for layer, same in zip(one.layers, other.layers, strict=True):
+                assert layer.mean_squared_error == pytest.approx(same.mean_squared_error, rel=1e-12)
+                assert layer.max_absolute_error == same.max_absolute_error
 
     def test_incomplete_candidate_does_not_affect_the_others(self, files, tmp_path):
         x, candidates = files
