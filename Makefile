@@ -65,7 +65,7 @@ $(TRITON)/installed: $(VENV)/installed
 	@touch $@
 
 test-triton: $(TRITON)/installed ## the sums of accelerators, by Triton's interpreter and compiled for GPUs (1 GB; minutes)
-	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernel/test_fused_sums.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q -n $(WORKERS) tests/kernel/test_fused_sums.py
 
 ARGS ?=
 
