@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from quanterr.errors import Interrupted
+from quanterr.errors import CheckpointError, Interrupted
 from quanterr.formats import Weight
 from quanterr.formats.reading import Reader
 from quanterr.kernel.doubts import list_doubtful
@@ -109,9 +109,12 @@ class _Tracer:
 
     def _trace_recipe(self, made: Weight) -> Trace:
         """Return how the weight differs from what a recipe makes; an empty trace if the recipe is another."""
-        unlike, has_codes = self._compare(made, self._weight.n // FEW), False
-        if unlike.n and self._has_codes_of(made):
-            unlike, has_codes = self._compare(made, self._weight.n), True
+        try:
+            unlike, has_codes = self._compare(made, self._weight.n // FEW), False
+            if unlike.n and self._has_codes_of(made):
+                unlike, has_codes = self._compare(made, self._weight.n), True
+        except CheckpointError:  # the original holds NaN or infinity, which no recipe quantizes
+            return Trace()
         if unlike.n * FEW > self._weight.n and not has_codes:
             return Trace()
         recipe = made.codes.file.recipe.name if isinstance(made.codes.file, QuantizedFile) else ""

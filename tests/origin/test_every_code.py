@@ -12,10 +12,10 @@ from quanterr.recipes.tensors import quantize_tensor
 
 NAME = "model.layers.0.mlp.up_proj"
 ROWS, COLS = 96, 256
-PLAIN = ("fp8_row", "fp8_tensor", "int8_row", "int8_block64", "nvfp4", "mxfp4", "mxfp8", "nf4", "int4_g32:asym")
-BLOCKS = ("gguf_q8_0", "gguf_q4_0", "gguf_q5_1", "gguf_q4_k", "gguf_q6_k")
-CODES_AT = {"gguf_q8_0": 2, "gguf_q4_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16, "gguf_q6_k": 0}  # in a block
-BLOCK_BYTES = {"gguf_q8_0": 34, "gguf_q4_0": 18, "gguf_q5_1": 24}
+PLAIN = ("fp8_row", "int8_block64", "nvfp4", "mxfp8", "nf4", "int4_g32:asym")
+BLOCKS = ("gguf_q8_0", "gguf_q5_1", "gguf_q4_k")
+CODES_AT = {"gguf_q8_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16}  # in a block
+BLOCK_BYTES = {"gguf_q8_0": 34, "gguf_q5_1": 24}
 
 
 def draw(rows=ROWS, cols=COLS, dtype=torch.bfloat16):
@@ -89,20 +89,22 @@ class TestOneWeight:
         assert (found.kind, found.off_rows) == ("not_shown", 2)
         assert [7, 50] == [place[0] for place in found.places]
 
-    @pytest.mark.parametrize("change", ["a LoRA", "an earlier step"])
-    def test_another_weight_before_quantization_is_not_shown(self, recipe, change, tmp_path):
-        weight, generator = draw(dtype=torch.float32), torch.Generator().manual_seed(2)
-        if change == "a LoRA":
-            off = torch.randn(ROWS, 4, generator=generator) @ torch.randn(4, COLS, generator=generator)
-        else:
-            off = torch.randn(ROWS, COLS, generator=generator)
-        other = weight + 1e-4 * off
 
-        found = trace(weight.bfloat16(), quantize(other.bfloat16(), recipe), tmp_path, recipe)
+@pytest.mark.parametrize("recipe", ["fp8_row", "int8_block64", "nvfp4", "gguf_q4_k"])
+@pytest.mark.parametrize("change", ["a LoRA", "an earlier step"])
+def test_another_weight_before_quantization_is_not_shown(recipe, change, tmp_path):
+    weight, generator = draw(dtype=torch.float32), torch.Generator().manual_seed(2)
+    if change == "a LoRA":
+        off = torch.randn(ROWS, 4, generator=generator) @ torch.randn(4, COLS, generator=generator)
+    else:
+        off = torch.randn(ROWS, COLS, generator=generator)
+    other = weight + 1e-4 * off
 
-        assert found.kind == "not_shown"
-        assert found.off_codes
-        assert found.places
+    found = trace(weight.bfloat16(), quantize(other.bfloat16(), recipe), tmp_path, recipe)
+
+    assert found.kind == "not_shown"
+    assert found.off_codes
+    assert found.places
 
 
 class TestScales:
@@ -184,6 +186,13 @@ class TestWhole:
         with pytest.raises(UsageError, match="resume"):
             quanterr.compare("a", "b", every_code=True, resume="journal")
 
+    def test_infinity_in_both_is_not_shown(self):
+        weight = draw()
+        weight[3, 5] = torch.inf
+        stored = quantize(weight.nan_to_num(posinf=1.0), "fp8_row")
+
+        assert trace(weight, stored, None, "fp8_row").kind == "not_shown"
+
     def test_large_weight_has_no_row_that_nobody_reads(self):
         weight = draw(2048, 512)
         stored = quantize(weight, "int8_row")
@@ -195,7 +204,7 @@ class TestWhole:
 
 
 @pytest.mark.session
-@pytest.mark.parametrize("file", excuses.OWN)
+@pytest.mark.parametrize("file", ["gptqmodel", "autoround", "llmcompressor_awq"])
 def test_files_of_methods_that_move_codes_are_compensated(file, tmp_path):
     pair = excuses.made(Bench(tmp_path), excuses.OWN[file], file)
 
