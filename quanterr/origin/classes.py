@@ -18,7 +18,7 @@ from quanterr.documents.comparison.model import NotCompared
 from quanterr.documents.comparison.origin import NOT_SHOWN, OriginClass, TensorOrigin
 from quanterr.findings.methods import AWQ, Method, find_declared_method, find_method
 from quanterr.origin.places import Places
-from quanterr.origin.tracing import Trace
+from quanterr.origin.tracing import NONE, Trace
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.util.text import display
 
@@ -68,8 +68,9 @@ class _Classifier:
 
     def classify(self, pair: Pair, trace: Trace) -> TensorOrigin:
         """Return the class of a pair's quantized tensor."""
-        weight, off = pair.quantized, trace.off
+        weight = pair.quantized
         kind, reason = self._find_class(pair, trace)
+        off = NONE if kind == "nearest" else trace.off
         return TensorOrigin(
             layer_name=pair.name,
             display_name=display(pair.name),
@@ -97,10 +98,10 @@ class _Classifier:
         if trace.is_exact:
             return "exact", None
         few = f"{trace.recipe} gives all values but {trace.unlike.n:,}" if trace.recipe else ""
-        if trace.has_codes_of_recipe:
-            return "nearest", f"{few}; all codes are its own, but not all scales"
         if trace.is_nearest:
             return "nearest", few or None
+        if trace.has_codes_of_recipe:
+            return "nearest", f"{few}; all codes are its own, but not all scales"
         if few:
             return NOT_SHOWN, few
         if trace.reason:

@@ -117,7 +117,17 @@ class TestScales:
 
         assert found.kind == "nearest"  # of which only scales could carry anything
         assert [41] == [place[0] for place in found.unlike_places]
-        assert "not all scales" in found.reason
+        assert found.reason.startswith("fp8_row gives all values but")
+
+    def test_another_scale_under_the_same_codes_is_not_shown(self):
+        weight, recipe = draw(), "fp8_row"
+        stored = quantize(weight, recipe)
+        stored[f"{NAME}.weight_scale"][41] *= 1.2
+
+        found = trace(weight, stored, None, recipe)
+
+        assert found.kind == "not_shown"
+        assert [41] == [place[0] for place in found.places]
 
     def test_freedom_of_scales_is_stated(self):
         weight = draw()
