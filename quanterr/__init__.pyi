@@ -142,8 +142,8 @@ def compare(
             each input.
         sensitivity (FILE): A file written by quanterr evaluate --sensitivity-out: predicts the KLD, or output
             error, that the errors cause.
-        every_code: Look at every code: is each tensor the original, rounded, and nothing else? See quanterr guide
-            origin.
+        every_code: Look at every code: is each tensor the original, rounded, and nothing else? -o X.intoto.json
+            writes a statement. See quanterr guide origin.
         device (NAME, default auto): auto, cpu, cuda, cuda:N, or another accelerator that torch has, such as xpu.
         lenient: Accept non-standard files that can be read in one way only, and warn: trailing bytes, a header
             not padded with spaces.

@@ -436,7 +436,8 @@ class CompareOptions(JudgedOptions, LoadingOptions):
     every_code: Annotated[
         bool,
         Option(
-            "Look at every code: is each tensor the original, rounded, and nothing else? See quanterr guide origin.",
+            "Look at every code: is each tensor the original, rounded, and nothing else? -o X.intoto.json writes a "
+            "statement. See quanterr guide origin.",
             METRICS,
         ),
     ] = False

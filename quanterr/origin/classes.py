@@ -25,6 +25,7 @@ from quanterr.util.text import display
 IMATRIX = "quantize.imatrix.file"  # key of a GGUF file that was quantized with an importance matrix
 FEWEST_MOVED = 0.01  # share of codes that compensation and learned rounding move, at least
 MOST_FOLDED = 0.03  # share of codes that factors which are not known exactly move, at most
+MOST_SEARCHED = 0.01  # share of codes that a search by importance leaves beside the nearest, at most
 MOST_FAR = 0.01  # share of codes that compensation moves by three steps or more, at most
 
 
@@ -125,14 +126,12 @@ def _explain_moved(method: Method, found: Places, n: int, weighted: bool) -> str
     """Return the method that leaves so many codes beside the nearest, in words; None if there is none."""
     moved, far, several = found.n / n, found.steps[2] / n, found.steps[1] + found.steps[2]
     if method.may_compensate and moved >= FEWEST_MOVED and far <= MOST_FAR:
-        return (
-            "a method that compensates errors is declared" if method.compensates else "its program compensates errors"
-        )
+        return f"a method that compensates errors is {'declared' if method.compensates else 'common in such files'}"
     if method.learns and moved >= FEWEST_MOVED and not several:
         return "a learned rounding is declared"
     if (method.folded or method is AWQ) and moved <= MOST_FOLDED and not several:
         return "factors were folded into its columns, which are known approximately"
-    if method.by_importance and weighted and not several:
+    if method.by_importance and weighted and moved <= MOST_SEARCHED and not several:
         return "its scales were searched by importance"
     return None
 

@@ -4,14 +4,16 @@ import pytest
 import torch
 from mutation import excuses
 from mutation.pairs import Bench
-from support.gguf_stored import LLAMA, Stored, gguf
+from support.gguf_stored import LLAMA, Stored, gguf, key
 
 import quanterr
+from quanterr.checkpoints.gguf_file import TEXT
 from quanterr.errors import UsageError
 from quanterr.recipes.tensors import quantize_tensor
 
 NAME = "model.layers.0.mlp.up_proj"
 ROWS, COLS = 96, 256
+IMATRIX = key("quantize.imatrix.file", TEXT, "imatrix.gguf")
 PLAIN = ("fp8_row", "int8_block64", "nvfp4", "mxfp8", "nf4", "int4_g32:asym")
 BLOCKS = ("gguf_q8_0", "gguf_q5_1", "gguf_q4_k")
 CODES_AT = {"gguf_q8_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16}  # in a block
@@ -211,6 +213,19 @@ class TestWhole:
         found = trace(weight, stored, None, "int8_row")
 
         assert (found.kind, found.unlike_places) == ("not_shown", ((1234, 5),))
+
+
+@pytest.mark.parametrize(("keys", "kind"), [((), "not_shown"), ((IMATRIX,), "compensated")])
+def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path):
+    weight, path = draw(), tmp_path / "quantized.gguf"
+    blocks = codes_of(quantize(weight, "gguf_q5_1"), "gguf_q5_1")
+    blocks[::2, 8] ^= 1  # the first code of every other row
+    stored = Stored("blk.0.ffn_up.weight", "Q5_1", (ROWS, COLS), blocks.numpy().tobytes())
+    path.write_bytes(gguf([stored], (*LLAMA, *keys)))
+
+    [found] = quanterr.compare({f"{NAME}.weight": weight}, path, every_code=True, device="cpu").origin
+
+    assert (found.kind, found.off_codes, found.off_rows) == (kind, ROWS // 2, ROWS // 2)
 
 
 @pytest.mark.session
