@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from quanterr.checkpoints import MAX_NAMES, Checkpoint, CheckpointFile
 from quanterr.checkpoints.checksums import compute_sha256
 from quanterr.comparison.inputs import Inputs
+from quanterr.comparison.scheduler import Progress
 from quanterr.documents.comparison.model import ComparedFile, Report, Side
+from quanterr.documents.gate_results import Reason, list_reasons, store_reasons
 from quanterr.errors import Interrupted
 from quanterr.kernel.library import Kernel
 from quanterr.origin.classes import classify
@@ -32,21 +34,28 @@ def add_origin(
     equal: Sequence[Collection[int]],
     kernel: Kernel | None,
     stop: threading.Event,
-    on_wait: Callable[[], None],
+    progress: Progress,
+    on_progress: Callable[[Progress], None],
 ) -> list[Report]:
     """Return the reports with ``origin`` and the checksums of files; marked incomplete if the run is stopped.
 
-    ``equal`` has the numbers of the pairs with equal values, for each candidate; ``on_wait`` is called ten times per
-    second.
+    ``equal`` has the numbers of the pairs with equal values, for each candidate. ``on_progress`` is called with
+    ``progress`` ten times per second, as by the scheduler.
     """
     original, found = inputs.original, []
+    sizes = [[pair.original.nbytes + pair.quantized.nbytes for pair in pairing.pairs] for pairing in pairings]
+    progress.total_bytes += sum(map(sum, sizes))
     with hash_files([original, *inputs.candidates]) as sums:
-        for report, candidate, pairing, same in zip(reports, inputs.candidates, pairings, equal, strict=True):
+        for n, (report, candidate, pairing) in enumerate(zip(reports, inputs.candidates, pairings, strict=True)):
             made = requantize(original, pairing.pairs, make_importance_lookup(original, inputs.means))
+            traces = []
             try:
-                traces = trace_pairs(pairing.pairs, same, made, kernel, stop, on_wait)
+                with trace_pairs(pairing.pairs, equal[n], made, kernel, stop, lambda: on_progress(progress)) as each:
+                    for trace, size in zip(each, sizes[n], strict=True):
+                        traces.append(trace)
+                        progress.done_bytes += size
             except Interrupted:
-                return [replace(one, complete=False) for one in reports]
+                return [_mark_interrupted(one) for one in reports]
             origin = classify(pairing, traces, candidate, report.findings, report.not_compared)
             sides = {
                 name: _add_checksums(getattr(report, name), side, sums)
@@ -56,6 +65,12 @@ def add_origin(
     for checkpoint in (original, *inputs.candidates):
         checkpoint.check_unchanged()
     return found
+
+
+def _mark_interrupted(report: Report) -> Report:
+    before = list_reasons(report) if report.verdict == "inconclusive" else []
+    why = Reason("interrupted: not every code was looked at", "result")
+    return replace(report, complete=False, verdict="inconclusive", **store_reasons([why, *before]))
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.base import RECIPE
 from quanterr.comparison.assembly import ReportBuilder
@@ -110,7 +112,9 @@ def compare_each(
             from quanterr.comparison.every_code import add_origin
 
             equal = [builder.equal for builder in builders]
-            reports = add_origin(reports, inputs, pairings, equal, choice.kernel, stop, lambda: on_progress(progress))
+            reports = add_origin(reports, inputs, pairings, equal, choice.kernel, stop, progress, on_progress)
+            seconds = clock.describe_run((), "", 0, 0).seconds
+            reports = [replace(one, run=replace(one.run, seconds=seconds)) for one in reports]
         if group is not None:
             group.end()
         return reports

@@ -9,6 +9,7 @@ The steps for a weight, of which the first that explains every code is taken:
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from math import inf
 from typing import NamedTuple
 
@@ -71,8 +72,8 @@ def trace_pairs(
     kernel: Kernel | None,
     stop: threading.Event,
     on_wait: Callable[[], None],
-) -> list[Trace]:
-    """Trace all pairs.
+) -> AbstractContextManager[Iterator[Trace]]:
+    """Give the traces of all pairs, in their order.
 
     Args:
         pairs: the pairs.
@@ -82,8 +83,7 @@ def trace_pairs(
         stop: ends the pass, once set.
         on_wait: called ten times per second.
 
-    Raises:
-        Interrupted: the pass was stopped.
+    In place of a trace, Interrupted is raised if the pass was stopped.
     """
     cpu = torch.device("cpu")
 
@@ -92,8 +92,7 @@ def trace_pairs(
         return tracer.trace(number in equal, made.get(pairs[number].name))
 
     buffers = [Buffers(cpu, CPU_CHUNK, 1, kernel) for _ in range(usable_cores())]
-    with map_in_threads(trace, range(len(pairs)), buffers, on_wait=on_wait) as found:
-        return list(found)
+    return map_in_threads(trace, range(len(pairs)), buffers, on_wait=on_wait)
 
 
 class _Tracer:

@@ -1,5 +1,7 @@
 """Every code of a weight is looked at: what each tensor is of its original, and where it is something else."""
 
+import threading
+
 import pytest
 import torch
 from mutation import excuses
@@ -9,7 +11,9 @@ from support.gguf_stored import LLAMA, Stored, gguf, key
 import quanterr
 from quanterr.checkpoints.gguf_file import TEXT
 from quanterr.errors import UsageError
+from quanterr.origin import tracing
 from quanterr.recipes.tensors import quantize_tensor
+from quanterr.tensors.chunks import Cut
 
 NAME = "model.layers.0.mlp.up_proj"
 ROWS, COLS = 96, 256
@@ -187,6 +191,15 @@ class TestWhole:
         assert compare(weight, stored, None, "", require=rule).verdict == "pass"
         codes_of(stored, "fp8_row")[4, 4] ^= 1
         assert compare(weight, stored, None, "", require=rule).verdict == "fail"
+
+    def test_interrupted_pass_is_inconclusive(self, monkeypatch):
+        stop, weight = threading.Event(), draw()
+        monkeypatch.setattr(tracing, "Cut", lambda *sizes: (stop.set(), Cut(*sizes))[1])
+
+        report = compare(weight, quantize(weight, "fp8_row"), None, "", stop=stop)
+
+        assert (report.complete, report.verdict, report.origin) == (False, "inconclusive", [])
+        assert report.reasons == ["interrupted: not every code was looked at"]
 
     def test_gate_without_the_option_is_an_error(self):
         weight = {f"{NAME}.weight": draw()}
