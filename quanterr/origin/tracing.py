@@ -46,6 +46,7 @@ class Trace(NamedTuple):
     is_copy: bool = False  # the original's bits, or their cast
     recipe: str = ""  # gives all values, or nearly all
     unlike: Places = NONE  # values that the recipe does not give
+    has_same_codes: bool = False  # all codes are the recipe's, whatever the scales
     has_codes_of_recipe: bool = False  # all codes are the recipe's, and nested scales differ by at most NEAR
     arithmetic: str = ""  # in which every code is the nearest
     is_fine: bool = False  # that arithmetic is float32: only ties leave a choice
@@ -56,8 +57,8 @@ class Trace(NamedTuple):
 
     @property
     def is_nearest(self) -> bool:
-        """True if every code is the nearest; in a coarse arithmetic, only if no recipe says which codes should be."""
-        return bool(self.arithmetic) and (self.is_fine or not self.recipe)
+        """True if every code is the nearest; in a coarse arithmetic, only if no recipe gives other codes."""
+        return bool(self.arithmetic) and (self.is_fine or not self.recipe or self.has_same_codes)
 
     @property
     def is_exact(self) -> bool:
@@ -123,7 +124,7 @@ class _Tracer:
             return Trace()
         is_near = farthest <= NEAR and NESTED in self._weight.parts
         recipe = made.codes.file.recipe.name if isinstance(made.codes.file, QuantizedFile) else ""
-        return Trace(recipe=recipe, unlike=unlike, has_codes_of_recipe=has_codes and is_near)
+        return Trace(recipe=recipe, unlike=unlike, has_same_codes=has_codes, has_codes_of_recipe=has_codes and is_near)
 
     def _has_codes_of(self, made: Weight) -> bool:
         """Return whether the part that holds the codes has the same bytes as that of another weight."""

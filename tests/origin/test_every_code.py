@@ -125,6 +125,15 @@ class TestScales:
         assert [41] == [place[0] for place in found.unlike_places]
         assert found.reason.startswith("fp8_row gives all values but")
 
+    def test_scale_that_was_rounded_after_the_codes_leaves_them_the_nearest(self):
+        weight, recipe = draw(), "fp8_row"
+        stored = quantize(weight, recipe)
+        stored[f"{NAME}.weight_scale"] = stored[f"{NAME}.weight_scale"].half()
+
+        found = trace(weight, stored, None, recipe)
+
+        assert (found.kind, found.arithmetic) == ("nearest", "float16")
+
     def test_another_scale_under_the_same_codes_is_not_shown(self):
         weight, recipe = draw(), "fp8_row"
         stored = quantize(weight, recipe)
