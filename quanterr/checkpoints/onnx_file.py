@@ -190,7 +190,7 @@ class _Reader:
         constants = {node.input(place) for node in self.graph.nodes for place in CONSTANTS.get(node.operator, ())}
         for name in self.tensors:
             if name not in taken and name not in constants and PARAMETER.fullmatch(name):
-                yield self._make_entry(OPERATOR.sub(".", name), name)
+                yield self._make_entry(OPERATOR.sub(".", QUANTIZED.sub("", name)), name)
         if repeated := [name for name in self.graph.repeated if name in names]:
             self.notes.append(f"{self.file}: two branches have {listed(repeated)}; the first is read")
 

@@ -42,6 +42,7 @@ from quanterr.util.text import display
 FLOATS = frozenset({"F32", "BF16", "F16"})
 ENDS = tuple(f"{{weight}}.onnx_{end}" for end in ("nbits", "codes", "inputs_first", "scale", "zero_point"))
 NBITS, CODES, INPUTS_FIRST, SCALE, ZERO_POINT = ENDS
+FEW = 1 << 12  # bytes of zero points that are read to find out whether all are zero
 INT2 = (0.0, 1.0, -2.0, -1.0)
 # Dtype → what each code stands for, its levels and its bits.
 ELEMENTS: dict[str, tuple[tuple[float, ...], Levels | None, int]] = {
@@ -223,17 +224,14 @@ def _make(
 def _read_zero_point(entry: Entry, blocks: Blocks, table: tuple[float, ...], bits: int) -> tuple[Grid | None, float]:
     """Return the zero points of the blocks, or else the one of all blocks."""
     n, (down, across) = prod(blocks.shape), blocks.shape
-    if entry.dtype in FLOATS:
-        if entry.n not in (1, n):
-            raise FormatMismatch(f"its zero point {entry} should have {n} numbers, one for each block")
-        return blocks.grid(entry, "zero_point"), 0.0
-    if n == 1:
-        return None, table[entry.read()[0] & (1 << bits) - 1] if table else 0.0
-    if entry.nbytes != down * -(-across * bits // 8):
-        raise FormatMismatch(
-            f"its zero point {entry} should have {n} codes of {bits} bits, those of each row in whole bytes"
-        )
-    return blocks.grid(entry, "zero_point", bits, table), 0.0
+    is_packed = entry.dtype in ("U8", "I8")
+    if entry.nbytes != down * -(-across * bits // 8) if is_packed else entry.n not in (1, n):
+        raise FormatMismatch(f"its zero point {entry} should have {n} numbers, codes of each row in whole bytes")
+    if entry.nbytes <= FEW and not any(entry.read()):
+        return None, 0.0
+    if n == 1 and is_packed and table:
+        return None, table[entry.read()[0] & (1 << bits) - 1]
+    return blocks.grid(entry, "zero_point", bits if is_packed else 0, table if is_packed else ()), 0.0
 
 
 def _read_shape(stated: JsonFields) -> tuple[int, ...]:
@@ -260,7 +258,7 @@ def _list_needs(codes: str, dtypes: frozenset[str]) -> dict[str, PartSpec]:
     return {
         "codes": PartSpec((codes,), dtypes),
         "scale": PartSpec((SCALE,), FLOATS),
-        "zero_point": PartSpec((ZERO_POINT,), FLOATS | {"U8", "I8"}, optional=True),
+        "zero_point": PartSpec((ZERO_POINT,), FLOATS | {"U8", "I8", "I32"}, optional=True),
     }
 
 

@@ -161,6 +161,20 @@ def test_floats_are_written_in_the_order_of_the_model(tmp_path):
     assert (set(), 1) == (left(report), len(report.lossless))
 
 
+def test_bias_of_32_bit_codes_is_compared(tmp_path):
+    codes, scale = torch.tensor([3, -70_000, 0, 2**20], dtype=torch.int32), torch.tensor(2.0**-10)
+    tensors = [
+        tensor("a.bias_quantized", INT32, [4], codes.numpy().tobytes()),
+        floats("a.bias_quantized_scale", scale),
+        tensor("a.bias_quantized_zero_point", INT32, []),
+    ]
+    nodes = [node("DequantizeLinear", [f"a.bias_quantized{end}" for end in ("", "_scale", "_zero_point")], ["b"])]
+    original = write(tmp_path / "x.safetensors", {"a.bias": codes * scale})
+    report = quanterr.compare(original, saved(tmp_path / "y.onnx", nodes, tensors), device="cpu")
+
+    assert (set(), 1) == (left(report), len(report.lossless))
+
+
 def test_model_in_a_folder_is_found(tmp_path):
     saved(tmp_path / "model.onnx", [], [floats("a.weight", torch.randn(3))])
     (tmp_path / "genai_config.json").write_text("{}")
