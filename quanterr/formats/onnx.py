@@ -164,10 +164,8 @@ def _fit_blocks(parts: Parts, stated: JsonFields, shape: tuple[int, ...], turned
     """Return the blocks that the scale's shape and the node's attributes give."""
     scale, (rows, cols) = parts["scale"], as_matrix(shape)
     size, is_matrix = _read(stated, "block_size", 0), len(shape) == 2
-    axis = _read(
-        stated, "axis", 1 if stated.get("operator") == "DequantizeLinear" else int(bool(stated.get("inputs_first")))
-    )
-    axis = axis + len(shape) if axis < 0 else axis
+    is_last = stated.get("operator") == "DequantizeLinear" or stated.get("inputs_first") is True
+    axis = _read(stated, "axis", int(is_last and len(shape) > 1)) % len(shape)
     if scale.n == 1:
         return Blocks((rows, cols), rows, cols, turned)
     if size and is_matrix:
@@ -178,7 +176,7 @@ def _fit_blocks(parts: Parts, stated: JsonFields, shape: tuple[int, ...], turned
         blocks = Blocks((rows, cols), rows, 1, turned)
     else:
         blocks = Blocks((rows, cols), 1, cols, turned)
-    if size or scale.shape != (prod(blocks.shape),):
+    if size or scale.shape != (prod(blocks.shape),) or (axis and not is_matrix):
         raise FormatMismatch(
             f"its scale {scale} fits {list(shape)} codes neither along axis {axis} nor in blocks of {size}"
         )
