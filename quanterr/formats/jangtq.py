@@ -16,6 +16,7 @@ Reference: jjang-ai/jangq@44a3c554 jang-tools/jang_tools/turboquant/linear.py, c
 """
 
 from functools import cache, partial
+from importlib.util import find_spec
 from math import prod, sqrt
 
 from quanterr.checkpoints import Entry
@@ -47,7 +48,8 @@ def fit(parts: Parts) -> Weight:
     check_width(parts, shape)
     seed = parts.hints.config.get("mxtq_seed")
     decode = partial(_decode, bits, cols, seed if isinstance(seed, int) and seed >= 0 else SEED)
-    _make_signs(cols, decode.args[2])  # or an error before anything is read
+    if find_spec("numpy") is None:
+        raise FormatMismatch("its signs are those of NumPy's generator: pip install numpy")
     height = shape[1] if len(shape) == 3 else 1
     entries = {"codes": codes, "norms": norms}
     values = Custom(entries, decode, height, prod(shape[:-1]) // height, frozenset(entries))
@@ -82,10 +84,8 @@ def _decode(bits: int, cols: int, seed: int, stored: Stored, chunk: Chunk) -> Te
 @cache
 def _make_signs(cols: int, seed: int) -> Tensor:
     """Return the signs of columns, (cols,) float64."""
-    try:
-        from numpy.random import default_rng
-    except ImportError as error:
-        raise FormatMismatch("its signs are those of NumPy's generator: pip install numpy") from error
+    from numpy.random import default_rng
+
     return torch.tensor(default_rng(seed).choice([-1.0, 1.0], size=cols).tolist(), dtype=torch.float64)
 
 

@@ -21,7 +21,7 @@ from quanterr.checkpoints.gguf_metadata import GgufMetadata
 from quanterr.errors import FormatMismatch
 from quanterr.formats import Weight
 from quanterr.lazy_torch import torch
-from quanterr.pairing.converters import hugging_face, llama_cpp, mlx
+from quanterr.pairing.converters import genai, hugging_face, llama_cpp, mlx
 from quanterr.pairing.converters.denoisers import DenoiserNaming, naming_between
 from quanterr.pairing.converters.gguf_names import architectures, names_of
 from quanterr.pairing.converters.numbers import Added, Change, Multiplied
@@ -44,7 +44,7 @@ from quanterr.util.text import display
 
 Shape = tuple[int, ...]
 MODEL_CONFIGS = ("config.json", "params.json")  # files that describe the model
-LLAMA_CPP, MLX = "llama.cpp", "MLX expects"
+LLAMA_CPP, MLX, GENAI = "llama.cpp", "MLX expects", "ONNX Runtime GenAI expects"
 OUTPUTS_FIRST = "gpt_oss_mxfp4"  # a format whose stacks are always [experts, out, in]
 UNCHANGED_VALUES = "as in the original"
 PREDICTION_REASON = "belongs to layers for multi-token prediction, which this file leaves out"
@@ -60,6 +60,7 @@ class Conversion:
         self._config = self._configs[0] if self._configs else {}
         self._kinds = [frozenset(_find_model_types(side)) for side in self._sides]
         self._is_mlx = [is_mlx(side) for side in self._sides]
+        self._is_genai = [genai.is_genai(side.entries) for side in self._sides]
         self._denoisers: DenoiserNaming | None = None
 
     @property
@@ -183,11 +184,12 @@ class Conversion:
         """
         pair = unify_row_order(pair, self._configs)
         path, ending = canonicalize(pair.name)
-        side = self.mlx_side
+        side, is_norm = self.mlx_side, len(pair.original.shape) == 1 and "norm" in path.rpartition(".")[2]
+        if is_norm and not ending and self._is_genai == [False, True] and genai.adds_one(self._all_kinds, path):
+            return _change_numbers(pair, 0, (Added(1.0),), (), GENAI)
         if side is None or ending or not self._all_kinds:
             return pair  # without a model_type that requires them, norms plus one are reported, not changed
         kinds = self._kinds[side] or self._all_kinds
-        is_norm = len(pair.original.shape) == 1 and "norm" in path.rpartition(".")[2]
         change = mlx.find_change(kinds, path, self._config, self._sides[1 - side].entries)
         if not is_norm and (change is None or isinstance(change, Added)):
             return pair

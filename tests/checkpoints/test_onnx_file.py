@@ -148,6 +148,19 @@ def test_fused_projections_are_compared_with_those_of_the_model(tmp_path):
     assert (set(), 5) == (left(report), len(report.lossless))
 
 
+def test_norms_of_gemma_have_one_added_by_genai(tmp_path):
+    norms = {f"model.layers.0.{name}_layernorm.weight": torch.randn(64) for name in ("input", "post_attention")}
+    norms["model.norm.weight"] = torch.randn(64)
+    path = write(tmp_path / "x" / "model.safetensors", norms).parent
+    (path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))
+    stored = {name.replace("model.norm", "model.layers.1.final_norm_layernorm"): x + 1 for name, x in norms.items()}
+    report = quanterr.compare(
+        path, saved(tmp_path / "x.onnx", [], [floats(*each) for each in stored.items()]), device="cpu"
+    )
+
+    assert (set(), 3) == (left(report), len(report.lossless))
+
+
 def test_floats_are_written_in_the_order_of_the_model(tmp_path):
     x = torch.randn(6, 6)
     path = saved(
