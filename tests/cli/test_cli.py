@@ -403,7 +403,7 @@ class TestCompletion:
             (["explain", "excess_r"], {"excess_rows"}),
             (["explain", "atten"], {"attention"}),
             (["explain", "awq_gemm"], {"awq_gemm"}),
-            (["formats", "gguf_q4"], {"gguf_q4_0", "gguf_q4_1", "gguf_q4_k"}),
+            (["formats", "gguf_q5"], {"gguf_q5_0", "gguf_q5_1", "gguf_q5_k"}),
             (["sweep", "x", "--to", "nf4,fp8_r"], {"nf4,fp8_row"}),
             (["plan", "x", "--export", "ll"], {"llama-quantize", "llmcompressor"}),
             (["guide", "met"], {"metrics"}),
