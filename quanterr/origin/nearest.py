@@ -5,9 +5,9 @@ or last level for what lies beyond it. Programs round x / scale in the arithmeti
 round scales after the codes. Both move the bounds between levels, by at most ``margin`` · (|x| + |offset| + half of
 the range of codes, if they have an offset: programs round the sum of x / scale and a zero point, too):
 
-    float32     2⁻²¹    eight roundings of float32: of the quantizer, of the decoded levels and of this comparison
-    float16     2⁻¹⁰    two roundings to float16, such as those of the scale and of the quotient
-    bfloat16    2⁻⁸     two roundings to bfloat16
+    float32     2⁻²¹        eight roundings of float32: of the quantizer, the decoded levels and this comparison
+    float16     2⁻¹⁰        two roundings to float16, such as those of the scale and of the quotient
+    bfloat16    3 · 2⁻⁹     three roundings to bfloat16: of the scale, its inverse, and x times that, as by ComfyUI
 
 A float16 scale below 2⁻¹⁴ is rounded by up to 2⁻²⁵, whatever its size. Other programs load an original of more digits
 in 16 bits, and then round in float32. The first of these arithmetics that explains every code of a weight is its own,
@@ -42,7 +42,7 @@ class Arithmetic(NamedTuple):
 
 FLOAT32 = Arithmetic("float32", 2.0**-21)
 FLOAT16 = Arithmetic("float16", 2.0**-10, absolute=HALF_ULP)
-BFLOAT16 = Arithmetic("bfloat16", 2.0**-8)
+BFLOAT16 = Arithmetic("bfloat16", 3 * 2.0**-9)
 HALVES = {"BF16": "bfloat16", "F16": "float16"}
 
 
