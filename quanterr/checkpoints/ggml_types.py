@@ -169,9 +169,10 @@ IN_FORKS = {
 # Q5_1 have Q8_1: Q8_0 with the sum of each block in float16, which adds an error of up to 2^-11 of the sum.
 # Reference: ggml-org/llama.cpp ggml/src/ggml-cpu/ggml-cpu.c, type_traits_cpu.
 # For ik_llama.cpp's types: ggml/src/ggml.c, type_traits. Types without a scheme have inputs in blocks of other sizes,
-# or rotated inputs (PrismML's).
+# rotated inputs (PrismML's), or are computed on GPUs (ROCmFPX's).
 _OTHER_INPUTS = frozenset(
     {"PQ2_0", "PTQ1_0", "I2_S", "Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"}
+    | {"Q4_0_ROCMFP4", "Q4_0_ROCMFP4_FAST"}
 )
 INPUT_SCHEMES = {
     name: "q8_k" if size == 256 and not name.endswith("_KT") else "q8_0"

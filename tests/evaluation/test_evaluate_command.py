@@ -86,7 +86,7 @@ class TestCommand:
 
     def test_unwritable_output_costs_no_run(self, folder, tmp_path):
         for words, status, message in (
-            (("--sensitivity", "missing/s.json"), Status.ENVIRONMENT, "--sensitivity missing/s.json: no such folder"),
+            (("--sensitivity-out", "missing/s.json"), Status.ENVIRONMENT, "-out missing/s.json: no such folder"),
             (
                 ("--importance-out", "ids.safetensors"),
                 Status.USAGE,

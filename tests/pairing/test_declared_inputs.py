@@ -228,6 +228,7 @@ def test_every_ggml_type_rounds_inputs_to_its_vec_dot_type():
     blocks_of_32 += ["Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "MXFP4_R8"]
     blocks_of_32 += ["IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"]
     others = {"PQ2_0", "PTQ1_0", "I2_S", "Q8_KV", "Q8_KV_R8", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4", "IQ1_S_R4", "IQ1_M_R4"}
+    others |= {"Q4_0_ROCMFP4", "Q4_0_ROCMFP4_FAST"}
     expected = dict.fromkeys(BLOCKS, "q8_k") | dict.fromkeys(blocks_of_32, "q8_0")
 
     assert {name: scheme for name, scheme in expected.items() if name in {*BLOCKS} - others} == INPUT_SCHEMES
