@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +21,7 @@ from quanterr.origin.exact import requantize
 from quanterr.origin.tracing import trace_pairs
 from quanterr.pairing.importance import make_importance_lookup
 from quanterr.pairing.model import Pairing
+from quanterr.util.pool import map_in_threads
 from quanterr.util.small_file import read_small
 
 HASHING_THREADS = 2
@@ -42,10 +42,10 @@ def add_origin(
     ``equal`` has the numbers of the pairs with equal values, for each candidate. ``on_progress`` is called with
     ``progress`` ten times per second, as by the scheduler.
     """
-    original, found = inputs.original, []
+    original, origins = inputs.original, []
     sizes = [[pair.original.nbytes + pair.quantized.nbytes for pair in pairing.pairs] for pairing in pairings]
     progress.total_bytes += sum(map(sum, sizes))
-    with hash_files([original, *inputs.candidates]) as sums:
+    with hash_files([original, *inputs.candidates]) as hashed:
         for n, (report, candidate, pairing) in enumerate(zip(reports, inputs.candidates, pairings, strict=True)):
             made = requantize(original, pairing.pairs, make_importance_lookup(original, inputs.means))
             traces = []
@@ -55,16 +55,20 @@ def add_origin(
                         traces.append(trace)
                         progress.done_bytes += size
             except Interrupted:
-                return [_mark_interrupted(one) for one in reports]
-            origin = classify(pairing, traces, candidate, report.findings, report.not_compared)
-            sides = {
-                name: _add_checksums(getattr(report, name), side, sums)
-                for name, side in (("original", original), ("quantized", candidate))
-            }
-            found.append(replace(report, origin=origin, **sides))
+                return [_mark_interrupted(report) for report in reports]
+            origins.append(classify(pairing, traces, candidate, report.findings, report.not_compared))
+        sums = dict(hashed)
     for checkpoint in (original, *inputs.candidates):
         checkpoint.check_unchanged()
-    return found
+    return [
+        replace(
+            report,
+            origin=origin,
+            original=_add_checksums(report.original, original, sums),
+            quantized=_add_checksums(report.quantized, candidate, sums),
+        )
+        for report, origin, candidate in zip(reports, origins, inputs.candidates, strict=True)
+    ]
 
 
 def _mark_interrupted(report: Report) -> Report:
@@ -74,19 +78,15 @@ def _mark_interrupted(report: Report) -> Report:
 
 
 @contextmanager
-def hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Mapping[CheckpointFile, Future[str]]]:
-    """Compute the SHA-256 of all files in threads, beside the other work."""
-    files = {file for checkpoint in checkpoints for file in checkpoint.files}
-    pool = ThreadPoolExecutor(HASHING_THREADS)
-    try:
-        yield {file: pool.submit(compute_sha256, file) for file in files}
-    finally:
-        pool.shutdown(cancel_futures=True)
+def hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Iterator[tuple[CheckpointFile, str]]]:
+    """Compute the SHA-256 of all files in threads, beside the other work; yield each file with its sum."""
+    files = list(dict.fromkeys(file for checkpoint in checkpoints for file in checkpoint.files))
+    with map_in_threads(lambda file, _: compute_sha256(file), files, [None] * HASHING_THREADS) as sums:
+        yield zip(files, sums, strict=True)
 
 
-def _add_checksums(side: Side, checkpoint: Checkpoint, sums: Mapping[CheckpointFile, "Future[str]"]) -> Side:
-    known = zip(side.files, checkpoint.files, strict=True)
-    files = [replace(one, sha256=sums[file].result()) for one, file in known]
+def _add_checksums(side: Side, checkpoint: Checkpoint, sums: Mapping[CheckpointFile, str]) -> Side:
+    files = [replace(file, sha256=sums[read]) for file, read in zip(side.files, checkpoint.files, strict=True)]
     return replace(side, files=files, configs=hash_configs(checkpoint))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.comparison.every_code import hash_configs, hash_files
 from quanterr.comparison.run import compare_each
-from quanterr.documents.comparison.origin import TensorOrigin
 from quanterr.documents.statement import Resource, Statement
 from quanterr.errors import CheckpointError, Interrupted
 from quanterr.options import CompareOptions
@@ -22,26 +21,27 @@ def check_files(path: Path, stated: Sequence[Resource], side: str, options: Comp
         CheckpointError: a file differs, is missing, or is not stated; the message names it.
     """
     with open_checkpoint(path, options.lenient, options.cache) as opened:
-        found = _hash_all(opened)
-    wanted = {one.name: one.digest.get("sha256") for one in stated}
-    for name, own in found.items():
-        if name in wanted and own != wanted[name]:
+        stored = _hash_all(opened)
+    wanted = _group((file.name, str(file.digest.get("sha256"))) for file in stated)
+    for name, sums in stored.items():
+        if name in wanted and sums != wanted[name]:
             raise CheckpointError(
-                f"{display(os.fspath(path))}: {display(name)} was changed: its SHA-256 is {own}, and the statement has "
-                f"{display(str(wanted[name]), 64)} for the {side} side; get the file that the statement is about"
+                f"{display(os.fspath(path))}: {display(name)} was changed: its SHA-256 is {listed(sums, 3)}, and the "
+                f"statement has {display(listed(wanted[name], 3), 200)} for the {side} side; get the file that the "
+                "statement is about"
             )
-    for names, what in ((wanted.keys() - found, "is missing"), (found.keys() - wanted, "is not in the statement")):
+    for names, what in ((wanted.keys() - stored, "is missing"), (stored.keys() - wanted, "is not in the statement")):
         if names:
             listing = listed(sorted(names), 3)
             raise CheckpointError(f"{display(os.fspath(path))}: {listing} {what}, on the {side} side")
-    return len(found)
+    return sum(map(len, stored.values()))
 
 
-def _hash_all(checkpoint: Checkpoint) -> dict[str, str | None]:
-    """Return the SHA-256 of all files of a checkpoint, by their names."""
-    with hash_files([checkpoint]) as sums:
-        found: dict[str, str | None] = {file.path.name: sum_.result() for file, sum_ in sums.items()}
-    return found | {one.name: one.sha256 for one in hash_configs(checkpoint)}
+def _hash_all(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Return the SHA-256 of all files of a checkpoint, by their names; files of several folders may share one."""
+    with hash_files([checkpoint]) as hashed:
+        files = [(file.path.name, checksum) for file, checksum in hashed]
+    return _group([*files, *((file.name, str(file.sha256)) for file in hash_configs(checkpoint))])
 
 
 def compare_again(statement: Statement, original: Path, quantized: Path, options: CompareOptions) -> None:
@@ -54,18 +54,22 @@ def compare_again(statement: Statement, original: Path, quantized: Path, options
     [report] = compare_each(original, [quantized], options, every_code=True)
     if not report.complete:
         raise Interrupted("interrupted: the comparison was not repeated")
-    before, now = (_by_name(tensors) for tensors in (statement.predicate.tensors, report.origin))
-    differ = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    stated, found = (
+        _group((tensor.layer_name, tensor.kind) for tensor in tensors)
+        for tensors in (statement.predicate.tensors, report.origin)
+    )
+    differ = [name for name in {**stated, **found} if stated.get(name) != found.get(name)]
     if differ:
-        stated, found = (", ".join(of.get(differ[0], ["nothing"])) for of in (before, now))
+        before, now = (", ".join(kinds.get(differ[0], ["nothing"])) for kinds in (stated, found))
         raise CheckpointError(
             f"{display(os.fspath(quantized))}: the comparison gives another result for {count(len(differ), 'tensor')}: "
-            f"{display(differ[0])} is {display(stated, 100)} in the statement, and {found} now"
+            f"{display(differ[0])} is {display(before, 100)} in the statement, and {now} now"
         )
 
 
-def _by_name(tensors: Iterable[TensorOrigin]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in tensors:
-        found.setdefault(one.layer_name, []).append(one.kind)
-    return found
+def _group(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return values by names, sorted: a name can stand for several."""
+    by_name: dict[str, list[str]] = {}
+    for name, value in sorted(items):
+        by_name.setdefault(name, []).append(value)
+    return by_name

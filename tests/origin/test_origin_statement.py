@@ -132,6 +132,13 @@ class TestVerification:
             with pytest.raises(CheckpointError, match=f"{name} was changed"):
                 check_files(copy, found.subject, "quantized", OPTIONS)
 
+    def test_each_of_several_files_with_one_name_counts(self, pair, written):
+        subject = read_statement(written).subject
+        other = replace(subject[0], digest={"sha256": 64 * "0"})
+
+        with pytest.raises(CheckpointError, match=f"{subject[0].name} was changed"):
+            check_files(pair[1], [other, *subject], "quantized", OPTIONS)
+
     def test_missing_and_additional_files_are_named(self, pair, written):
         found = read_statement(written)
 
