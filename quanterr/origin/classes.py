@@ -23,10 +23,10 @@ from quanterr.pairing.model import Pair, Pairing
 from quanterr.util.text import display
 
 IMATRIX = "quantize.imatrix.file"  # key of a GGUF file that was quantized with an importance matrix
-FEWEST_MOVED = 0.01  # share of codes that compensation and learned rounding move, at least
-MOST_FOLDED = 0.03  # share of codes that factors which are not known exactly move, at most
-MOST_SEARCHED = 0.01  # share of codes that a search by importance leaves beside the nearest, at most
-MOST_FAR = 0.01  # share of codes that compensation moves by three steps or more, at most
+MIN_MOVED_SHARE = 0.01  # share of codes that compensation and learned rounding move, at least
+MAX_FOLDED_SHARE = 0.03  # share of codes that factors which are not known exactly move, at most
+MAX_SEARCHED_SHARE = 0.01  # share of codes that a search by importance leaves beside the nearest, at most
+MAX_FAR_SHARE = 0.01  # share of codes that compensation moves by three steps or more, at most
 
 
 def classify(
@@ -125,13 +125,13 @@ class _Classifier:
 def _explain_moved(method: Method, found: Places, n: int, weighted: bool) -> str | None:
     """Return the method that leaves so many codes beside the nearest, in words; None if there is none."""
     moved, far, several = found.n / n, found.steps[2] / n, found.steps[1] + found.steps[2]
-    if method.may_compensate and moved >= FEWEST_MOVED and far <= MOST_FAR:
+    if method.may_compensate and moved >= MIN_MOVED_SHARE and far <= MAX_FAR_SHARE:
         return f"a method that compensates errors is {'declared' if method.compensates else 'common in such files'}"
-    if method.learns and moved >= FEWEST_MOVED and not several:
+    if method.learns and moved >= MIN_MOVED_SHARE and not several:
         return "a learned rounding is declared"
-    if (method.folded or method is AWQ) and moved <= MOST_FOLDED and not several:
+    if (method.folded or method is AWQ) and moved <= MAX_FOLDED_SHARE and not several:
         return "factors were folded into its columns, which are known approximately"
-    if method.by_importance and weighted and moved <= MOST_SEARCHED and not several:
+    if method.by_importance and weighted and moved <= MAX_SEARCHED_SHARE and not several:
         return "its scales were searched by importance"
     return None
 
