@@ -4,6 +4,7 @@
                                                 model.layers.0.attn.q_proj.MatMul.weight → ….attn.q_proj.weight
     anonymous (onnx::MatMul_1234, val_12)       the path of its node: /model/layers.0/mlp/up_proj/MatMul →
                                                 model.layers.0.mlp.up_proj.weight; or its scope in the node's metadata
+    a matrix that another operator uses         its own name (onnx::LSTM_7): nothing says how the model names it
     other constants of the graph                shapes, masks, scales of activations, …: left out
 
 A weight X of a node that has its parts as inputs becomes several entries, which formats/onnx.py reads:
@@ -95,6 +96,13 @@ CONSTANTS = {
     "QLinearMatMul": (1, 2, 6, 7),
     "QLinearConv": (1, 2, 6, 7),
 }
+# Operators without weights: their constants, such as masks and tables of positions, are left out.
+ELEMENTWISE = """Abs Add And Cast Clip Concat ConstantOfShape Cos CumSum Div Equal Exp Expand Flatten Floor
+    GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pad Pow
+    Range Reciprocal Reshape Resize ScatterElements ScatterND Shape Sigmoid Sin Slice Split Sqrt Squeeze Sub Sum Tile
+    TopK Transpose Trilu Unsqueeze Where"""
+WITHOUT_WEIGHTS = frozenset(ELEMENTWISE.split())
+MIN_WEIGHT_ELEMENTS = 4096  # a smaller matrix of an operator that is not known here counts as a constant
 # Attributes that formats need.
 OF_BLOCKS = ("bits", "block_size", "K", "N", "axis", "quantize_axis")
 STATED = (*OF_BLOCKS, "weight_prepacked", "weights_prepacked", "quant_type")
@@ -189,10 +197,16 @@ class _Reader:
                 yield self._make_entry(names[weight.stored].removesuffix(".weight") + ".bias", weight.bias)
         constants = {node.input(place) for node in self.graph.nodes for place in CONSTANTS.get(node.operator, ())}
         for name in self.tensors:
-            if name not in taken and name not in constants and PARAMETER.fullmatch(name):
+            if name not in taken and name not in constants and (PARAMETER.fullmatch(name) or self._may_be_weight(name)):
                 yield self._make_entry(OPERATOR.sub(".", QUANTIZED.sub("", name)), name)
         if repeated := [name for name in self.graph.repeated if name in names]:
             self.notes.append(f"{self.file}: two branches have {listed(repeated)}; the first is read")
+
+    def _may_be_weight(self, name: str) -> bool:
+        """Return whether a tensor without the name of a parameter may be the weight of an operator unknown here."""
+        shape = self.tensors[name].shape
+        operators = {node.operator for node, _ in self.users.get(name, ())}
+        return len(shape) > 1 and prod(shape) >= MIN_WEIGHT_ELEMENTS and not operators <= WITHOUT_WEIGHTS
 
     def _find_weights(self) -> dict[str, _Weight]:
         """Return the weights that nodes use in a known place, by the names of their initializers."""

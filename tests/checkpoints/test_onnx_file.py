@@ -88,6 +88,26 @@ def test_constants_of_the_graph_are_left_out(tmp_path):
     assert {"model.norm.weight"} == names(saved(tmp_path / "x.onnx", nodes, tensors))
 
 
+@pytest.mark.parametrize(
+    ("operator", "place", "shape", "expected"),
+    [
+        ("LSTM", 1, (1, 64, 64), True),
+        ("MatMul", 0, (64, 64), True),
+        ("QuantizeLinear", 0, (64, 64), True),
+        ("Where", 1, (64, 64), False),
+        ("LSTM", 1, (8, 64), False),
+        ("LSTM", 1, (4096,), False),
+    ],
+)
+def test_matrix_of_an_unknown_operator_is_no_constant(operator, place, shape, expected, tmp_path):
+    """Left out on both sides, it would be a weight that nothing compared."""
+    inputs = ["x", "y", "z"]
+    inputs[place] = "onnx::_7"
+    tensors = [floats("a.bias", torch.randn(4)), floats("onnx::_7", torch.randn(shape))]
+
+    assert expected == ("onnx::_7" in names(saved(tmp_path / "x.onnx", [node(operator, inputs)], tensors)))
+
+
 def test_weights_in_both_branches_of_a_node_are_read(tmp_path):
     product = graph([node("MatMul", ["x", "onnx::MatMul_1"], name="/proj/MatMul")])
     branches = field(5, field(1, "then_branch") + field(6, product)) + field(5, field(1, "else") + field(6, product))
