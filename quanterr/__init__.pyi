@@ -411,8 +411,8 @@ def iterate_pairs(
     >>> for name, x, y in quanterr.iterate_pairs("original", "fp8"):  # doctest: +SKIP
     ...     print(name, torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0))
 
-    What a converter or quantizer did to names, orders and numbers is undone. Tensors that cannot be compared, or only
-    for equality, are left out, and their number is logged: ``compare`` lists them.
+    Changes that a converter or quantizer made to names, orders and numbers are undone. Tensors that cannot be
+    compared, or only for equality, are left out, and their number is logged: ``compare`` lists them.
 
     Keyword Args:
         layers (PATTERN, one or several): Layers to compare: attn, mlp, experts, norm, embed, head …; part of a

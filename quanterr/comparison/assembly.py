@@ -1,4 +1,4 @@
-"""The report, assembled from the sums of weights: layers, groups, coverage, findings, verdict."""
+"""Assembles the report from the sums of weights: its layers, groups, coverage, findings and verdict."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -44,7 +44,7 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import count, display, escape_surrogates, listed, parse_digits
 from quanterr.version import __version__
 
-MOST_WAITING = 64  # histograms that a group collects before it adds them up
+MAX_WAITING_HISTOGRAMS = 64  # histograms that a group collects before it adds them up
 
 TORCH_NAMES = {
     "BOOL": "bool",
@@ -66,17 +66,17 @@ TORCH_NAMES = {
 }
 
 # Buckets of tensors that were selected but not compared: any of them makes the result inconclusive.
-NOT_COMPARED = (
+NOT_COMPARED_BUCKETS = (
     Bucket.ERROR,
     Bucket.UNSUPPORTED,
     Bucket.SHAPE_MISMATCH,
     Bucket.ONLY_IN_ORIGINAL,
     Bucket.ONLY_IN_QUANTIZED,
 )
-ONE_SIDED = (Bucket.ONLY_IN_ORIGINAL, Bucket.ONLY_IN_QUANTIZED)
-SEPARATE = {"vae": "!vae", "text_encoder": "!text_encoders"}  # parts of a bundle that often have their own files
-WORST_FIRST = (
-    *NOT_COMPARED,
+ONE_SIDED_BUCKETS = (Bucket.ONLY_IN_ORIGINAL, Bucket.ONLY_IN_QUANTIZED)
+SEPARATE_PARTS = {"vae": "!vae", "text_encoder": "!text_encoders"}  # parts of a bundle that often have their own files
+BUCKETS_WORST_FIRST = (
+    *NOT_COMPARED_BUCKETS,
     Bucket.NOT_REACHED,
     Bucket.NON_FINITE,
     Bucket.COMPARED,
@@ -84,9 +84,9 @@ WORST_FIRST = (
     Bucket.CONSUMED,
     Bucket.FILTERED_OUT,
 )
-COVERED = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
+COVERED_BUCKETS = (Bucket.COMPARED, Bucket.LOSSLESS, Bucket.CONSUMED, Bucket.NON_FINITE)
 
-OF_LAYERS = "mean_absolute_error", "relative_error", "snr_db", "excess_db", *PREDICTED  # summed up by groups
+LAYER_SCORES = "mean_absolute_error", "relative_error", "snr_db", "excess_db", *PREDICTED  # summed up by groups
 NO_GROUPS: tuple[str | None, str | None, str | None] = None, None, None  # role, format, block
 
 
@@ -100,7 +100,7 @@ class LayerGroup:
 
     def add(self, measured: Measurement, layer: Layer) -> None:
         """Add one layer."""
-        values = {name: nan if name in layer.nonfinite else getattr(layer, name) for name in OF_LAYERS}
+        values = {name: nan if name in layer.nonfinite else getattr(layer, name) for name in LAYER_SCORES}
         values["excess_db"] = layer.excess_db  # an infinite one is left out
         self.measured.add(measured, values)
         self._add_histograms([measured.sums.histogram] if measured.sums.histogram else [])
@@ -112,7 +112,7 @@ class LayerGroup:
 
     def _add_histograms(self, histograms: list[Histogram]) -> None:
         self._histograms += histograms
-        if len(self._histograms) >= MOST_WAITING:
+        if len(self._histograms) >= MAX_WAITING_HISTOGRAMS:
             self._sum_histograms()
 
     def _sum_histograms(self) -> list[Histogram]:
@@ -123,13 +123,13 @@ class LayerGroup:
 
     def aggregate(self) -> Aggregate:
         """Compute the group's values for the report."""
-        found = self.measured
-        values, nonfinite = found.compute_scores(Aggregate, next(iter(self._sum_histograms()), None))
+        measured = self.measured
+        values, nonfinite = measured.compute_scores(Aggregate, next(iter(self._sum_histograms()), None))
         return Aggregate(
-            total_layers=found.layers,
-            total_elements=found.whole.sums.elements,
-            original_bytes=found.whole.original_bits // 8,
-            quantized_bytes=found.whole.stored_bits // 8,
+            total_layers=measured.layers,
+            total_elements=measured.whole.sums.elements,
+            original_bytes=measured.whole.original_bits // 8,
+            quantized_bytes=measured.whole.stored_bits // 8,
             nonfinite=nonfinite,
             **values,
         )
@@ -212,28 +212,28 @@ class ReportBuilder:
     @property
     def equal(self) -> set[int]:
         """The numbers of the pairs with equal values on both sides."""
-        return {number for number, one in enumerate(self._compared) if isinstance(one, LosslessLayer)}
+        return {number for number, layer in enumerate(self._compared) if isinstance(layer, LosslessLayer)}
 
     @property
     def _layers(self) -> Iterator[Layer]:
         """The layers of weights that differ, in the order of the pairing."""
-        return (one for one in self._compared if isinstance(one, Layer))
+        return (layer for layer in self._compared if isinstance(layer, Layer))
 
     @property
     def _other_changes(self) -> list[Layer]:
         """The norms, biases and other 1-D tensors that differ."""
-        return [one for one in self._layers if len(one.tensor_shape) < 2]
+        return [layer for layer in self._layers if len(layer.tensor_shape) < 2]
 
     def _find_bucket(self, number: int) -> Bucket:
         """Return the bucket of a pair's entries."""
         if number in self._refused:
             return self._refused[number][0].bucket
-        found = self._compared[number]
-        if found is None:
+        layer = self._compared[number]
+        if layer is None:
             return Bucket.NOT_REACHED
-        if isinstance(found, LosslessLayer):
+        if isinstance(layer, LosslessLayer):
             return Bucket.LOSSLESS
-        return Bucket.COMPARED if found.finite else Bucket.NON_FINITE
+        return Bucket.COMPARED if layer.finite else Bucket.NON_FINITE
 
     @property
     def _leftovers(self) -> list[Leftover]:
@@ -248,11 +248,15 @@ class ReportBuilder:
             Contents(quantized, self._pairing, "quantized", original, reader=reader),
             self._alphas,
             self._noticed.findings(complete, reader),
-            [one.layer_name for one in self._other_changes if one.layer_name not in self._same_numbers],
+            [layer.layer_name for layer in self._other_changes if layer.layer_name not in self._same_numbers],
             self._by_block,
-            min((-inf if one.snr_db is None else one.snr_db for one in self._layers), default=inf) if complete else 0.0,
+            self._find_lowest_snr() if complete else 0.0,
         )
         return list(run_checks(comparison))
+
+    def _find_lowest_snr(self) -> float:
+        """Return the lowest SNR of all layers that differ, in dB; infinity if no layer differs."""
+        return min((-inf if layer.snr_db is None else layer.snr_db for layer in self._layers), default=inf)
 
     def report(
         self,
@@ -266,7 +270,9 @@ class ReportBuilder:
     ) -> Report:
         """Make the report from all weights that were added and the findings about them; nothing is read."""
         self._end_batch()
-        not_compared = [_make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED]
+        not_compared = [
+            _make_not_compared(leftover) for leftover in self._leftovers if leftover.bucket in NOT_COMPARED_BUCKETS
+        ]
         reasons = self._list_reasons(complete, not_compared, findings, original, quantized)
         return Report(
             tool=Tool(name="quanterr", version=__version__),
@@ -283,26 +289,26 @@ class ReportBuilder:
             gates=[],
             aggregate=self._all.aggregate(),
             groups={
-                kind: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural_key)}
-                for kind, groups in self._groups.items()
+                division: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural_key)}
+                for division, groups in self._groups.items()
             },
-            layers=[one for one in self._layers if len(one.tensor_shape) > 1],
+            layers=[layer for layer in self._layers if len(layer.tensor_shape) > 1],
             other_changes=self._other_changes,
-            lossless=[one for one in self._compared if isinstance(one, LosslessLayer)],
+            lossless=[layer for layer in self._compared if isinstance(layer, LosslessLayer)],
             not_compared=not_compared,
             run=run,
         )
 
     def _make_coverage(self) -> Coverage:
-        found = {side: {bucket: list[Entry]() for bucket in WORST_FIRST} for side in SIDES}
+        by_side = {side: {bucket: list[Entry]() for bucket in BUCKETS_WORST_FIRST} for side in SIDES}
         for leftover in self._leftovers:
-            found[leftover.side][leftover.bucket] += leftover.entries
+            by_side[leftover.side][leftover.bucket] += leftover.entries
         for number, pair in enumerate(self._pairing.pairs):
             bucket = self._find_bucket(number)
-            for own, codes, parts in zip(found.values(), pair.codes, pair.consumed, strict=True):
-                own[bucket] += codes if number not in self._refused else ()
-                own[Bucket.CONSUMED] += parts
-        sizes = {side: _sum_buckets(entries) for side, entries in found.items()}
+            for by_bucket, codes, parts in zip(by_side.values(), pair.codes, pair.consumed, strict=True):
+                by_bucket[bucket] += codes if number not in self._refused else ()
+                by_bucket[Bucket.CONSUMED] += parts
+        sizes = {side: _sum_buckets(entries) for side, entries in by_side.items()}
         return Coverage(
             original=sizes["original"],
             quantized=sizes["quantized"],
@@ -321,21 +327,21 @@ class ReportBuilder:
         """Return the reasons why the result is inconclusive; empty if it is reliable."""
         reasons: list[str] = []
         if not complete:
-            done = len(self._refused) + sum(one is not None for one in self._compared)
+            done = len(self._refused) + sum(layer is not None for layer in self._compared)
             reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
-        known = [item for item in not_compared if item.bucket not in ONE_SIDED]  # found by name, and refused
+        known = [item for item in not_compared if item.bucket not in ONE_SIDED_BUCKETS]  # found by name, and refused
         if not self._pairing.pairs and not known and original.entries.keys().isdisjoint(quantized.entries):
             matched = f"the original has {_list_names(original)}; the quantized checkpoint {_list_names(quantized)}"
             both = original.entries and quantized.entries
             other = describe_other_model(original, quantized)
             question = ". Do the names differ by a prefix?" if both else ""
             reasons.append(f"{other}: {matched}" if other else f"nothing matches: {matched}{question}")
-        for bucket in NOT_COMPARED:
+        for bucket in NOT_COMPARED_BUCKETS:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
             if names:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
                 shown = f"{count(len(names), 'tensor')} {_describe_bucket(bucket)}: {listed(names, 3)} ({why})"
-                reasons.append(shown + _suggest_exclusion(names) if bucket in ONE_SIDED else shown)
+                reasons.append(shown + _suggest_exclusion(names) if bucket in ONE_SIDED_BUCKETS else shown)
         known_faults = list_errors(findings)
         if not self._pairing.pairs and not reasons and not known_faults:
             reasons.append("nothing was compared: no selected weight is on both sides")
@@ -425,26 +431,27 @@ def _make_not_compared(leftover: Leftover) -> NotCompared:
 def _suggest_exclusion(names: Iterable[str]) -> str:
     """Return a hint on how to exclude these tensors if all belong to parts that are often separate; else empty."""
     roles = {role_of(name) for name in names}
-    if not roles or not roles <= SEPARATE.keys():
+    if not roles or not roles <= SEPARATE_PARTS.keys():
         return ""
-    return ". To leave them out: " + " ".join(f"-l '{SEPARATE[role]}'" for role in sorted(roles, reverse=True))
+    return ". To leave them out: " + " ".join(f"-l '{SEPARATE_PARTS[role]}'" for role in sorted(roles, reverse=True))
 
 
-def _sum_buckets(found: Mapping[Bucket, Iterable[Entry]]) -> dict[str, BucketSize]:
-    """Sum up tensors, elements and bytes per bucket; a tensor in several counts for the worst, which comes first."""
+def _sum_buckets(by_bucket: Mapping[Bucket, Iterable[Entry]]) -> dict[str, BucketSize]:
+    """Sum up tensors, elements and bytes per bucket; a tensor in several buckets counts only in the worst."""
     sizes, counted = {}, set[str]()
-    for bucket, entries in found.items():
-        if own := {entry.name: entry for entry in entries if entry.name not in counted}:
-            counted.update(own)
-            elements, n_bytes = sum([entry.n for entry in own.values()]), sum([entry.nbytes for entry in own.values()])
-            sizes[bucket] = BucketSize(tensors=len(own), elements=elements, bytes=n_bytes)
+    for bucket, entries in by_bucket.items():
+        if uncounted := {entry.name: entry for entry in entries if entry.name not in counted}:
+            counted.update(uncounted)
+            elements = sum([entry.n for entry in uncounted.values()])
+            n_bytes = sum([entry.nbytes for entry in uncounted.values()])
+            sizes[bucket] = BucketSize(tensors=len(uncounted), elements=elements, bytes=n_bytes)
     return {str(bucket): sizes[bucket] for bucket in Bucket if bucket in sizes}
 
 
 def _compute_compared_fraction(sizes: dict[str, BucketSize]) -> float | None:
     """Return compared bytes / selected bytes; None if nothing was selected."""
     selected = sum(size.bytes for bucket, size in sizes.items() if bucket != Bucket.FILTERED_OUT)
-    return sum(sizes[b].bytes for b in COVERED if b in sizes) / selected if selected else None
+    return sum(sizes[b].bytes for b in COVERED_BUCKETS if b in sizes) / selected if selected else None
 
 
 def _make_side(checkpoint: Checkpoint, prefix: str) -> Side:

@@ -22,10 +22,10 @@ def add_bounds(
     Raises:
         UsageError: the hardware is unknown.
     """
-    found = {}
+    rates = {}
     for virtual in quantize_by(recipes, original, options.selection):
         decode = inspect(virtual, hardware=hardware).decode
-        found[virtual.path] = None if decode is None else decode.tokens_per_second
+        rates[virtual.path] = None if decode is None else decode.tokens_per_second
     for candidate in ranking.candidates:
-        candidate.tokens_per_second = found.get(candidate.name)
+        candidate.tokens_per_second = rates.get(candidate.name)
     return ranking

@@ -85,8 +85,8 @@ def _estimate(
         ]
         chosen_names, _ = choose_weights(checkpoint, selection)
         by_weight = {name: matrices_of(name, checkpoint.entries) for name in chosen_names}
-        matrices = {one.name: one for alike in by_weight.values() for one in alike}
-        found = _estimate_all(matrices, files, share, options.on_progress, stop, group)
+        matrices = {matrix.name: matrix for alike in by_weight.values() for matrix in alike}
+        estimates = _estimate_all(matrices, files, share, options.on_progress, stop, group)
         checkpoint.check_unchanged()
         others = {
             name: StoredTensor(
@@ -101,24 +101,30 @@ def _estimate(
             for name, entry in checkpoint.entries.items()
             if selection.takes(name)
         }
-        signals = {name: next(one.signal for one in each if one is not None) for name, each in found.items()}
+        signals = {
+            name: next(result.signal for result in each if result is not None) for name, each in estimates.items()
+        }
         chosen = [
             _make_rankable(
                 recipe,
                 virtual,
-                own,
+                quantized_files,
                 matrices,
-                {name: each[n] for name, each in found.items()},
+                {name: each[n] for name, each in estimates.items()},
                 signals,
-                {name: one for name, one in others.items() if virtual.entries.get(name) is checkpoint.entries[name]},
+                {
+                    name: tensor
+                    for name, tensor in others.items()
+                    if virtual.entries.get(name) is checkpoint.entries[name]
+                },
             )
-            for n, (recipe, virtual, own) in enumerate(zip(recipes, virtuals, files, strict=True))
+            for n, (recipe, virtual, quantized_files) in enumerate(zip(recipes, virtuals, files, strict=True))
         ]
         if sensitivity is not None:
-            names = {name: [one.name for one in alike] for name, alike in by_weight.items()}
+            names = {name: [matrix.name for matrix in alike] for name, alike in by_weight.items()}
             for candidate in chosen:
                 _add_prediction(candidate, sensitivity, names)
-        read_bytes = sum(_count_read_bytes(matrices[name], recipes, each) for name, each in found.items())
+        read_bytes = sum(_count_read_bytes(matrices[name], recipes, each) for name, each in estimates.items())
         run = clock.describe_run(options.command, "cpu", usable_cores(), read_bytes)
         if group is not None:
             group.end()
@@ -167,18 +173,18 @@ def _quantize(
     recipes: Sequence[Recipe], original: Checkpoint, selection: LayerSelection, importance: ImportanceOf | None
 ) -> list[Checkpoint]:
     """Return the original quantized by each recipe, on the fly; only recipes with non-local scales measure all rows."""
-    found: dict[str, Checkpoint] = {}
+    by_name: dict[str, Checkpoint] = {}
     for is_local in (True, False):
-        own = [recipe for recipe in recipes if recipe.encoder.is_local == is_local]
-        made = quantize_by(own, original, selection, importance)
-        found |= {recipe.name: one for recipe, one in zip(own, made, strict=True)}
-    return [found[recipe.name] for recipe in recipes]
+        chosen = [recipe for recipe in recipes if recipe.encoder.is_local == is_local]
+        checkpoints = quantize_by(chosen, original, selection, importance)
+        by_name |= {recipe.name: checkpoint for recipe, checkpoint in zip(chosen, checkpoints, strict=True)}
+    return [by_name[recipe.name] for recipe in recipes]
 
 
 def _count_read_bytes(matrix: Matrix, recipes: Sequence[Recipe], estimates: Sequence[Estimate | None]) -> int:
     """Return the bytes read from a weight: each sample once, and all rows if scales depend on all rows."""
-    rows = {one.runs: one.runs.read for one in estimates if one is not None}
-    is_whole = any(one and not recipe.encoder.is_local for one, recipe in zip(estimates, recipes, strict=True))
+    rows = {result.runs: result.runs.read for result in estimates if result is not None}
+    is_whole = any(result and not recipe.encoder.is_local for result, recipe in zip(estimates, recipes, strict=True))
     return matrix.nbytes // matrix.shape[0] * (sum(rows.values()) + is_whole * matrix.shape[0])
 
 
@@ -197,7 +203,7 @@ def _estimate_all(
         ElsewhereError: this is not rank 0, which has all estimates.
         QuanterrError: another rank has failed.
     """
-    asked = {name: matrices[name] for own in files for name in own}
+    asked = {name: matrices[name] for by_weight in files for name in by_weight}
     progress = Progress(sum(matrix.nbytes for matrix in asked.values()), total_weights=len(asked))
 
     def estimate_one(task: tuple[int, str], buffers: None) -> list[Estimate | None] | None:
@@ -207,21 +213,23 @@ def _estimate_all(
         if group is not None and group.add(f"claim/{number}", 1) > 1:
             return None
         progress.name = name
-        made = estimate_matrix(asked[name], share, [each.get(name) for each in files])
+        per_recipe = estimate_matrix(asked[name], share, [each.get(name) for each in files])
         progress.done_bytes += asked[name].nbytes
         progress.done_weights += 1
-        return made
+        return per_recipe
 
     show = None if on_progress is None else partial(on_progress, progress)
     try:
         with map_in_threads(estimate_one, enumerate(asked), [None] * usable_cores(), on_wait=show) as results:
-            found = {name: made for name, made in zip(asked, results, strict=True) if made is not None}
+            estimates = {
+                name: per_recipe for name, per_recipe in zip(asked, results, strict=True) if per_recipe is not None
+            }
     finally:
         if group is not None:
             group.check()  # another rank's error explains a stop
-    for packed in () if group is None else group.gather(partial(pack_estimates, found)):
-        found |= unpack_estimates(packed)
-    return {name: found[name] for name in asked}  # in the order of a single process
+    for packed in () if group is None else group.gather(partial(pack_estimates, estimates)):
+        estimates |= unpack_estimates(packed)
+    return {name: estimates[name] for name in asked}  # in the order of a single process
 
 
 def _make_rankable(
@@ -237,19 +245,21 @@ def _make_rankable(
 
     ``others`` are the tensors that the recipe does not quantize.
     """
-    known = {name: one for name, one in estimates.items() if one is not None}
+    known = {name: result for name, result in estimates.items() if result is not None}
     tensors, formats = dict(others), dict[str, int]()
-    for name, one in known.items():
+    for name, result in known.items():
         file = files[name]
         form = read_weight(file).format
         formats[form] = formats.get(form, 0) + 1
         n = file.source.rows * file.source.cols
-        dtype, noise = reported_dtype(file.source.dtype), one.ratio * signals[name]
+        dtype, noise = reported_dtype(file.source.dtype), result.ratio * signals[name]
         sizes = StoredSizes(matrices[name].nbytes, file.size)
-        tensors[name] = StoredTensor(form, n, sizes, noise, signals[name], dtype, True, find_margin([one]))
+        tensors[name] = StoredTensor(form, n, sizes, noise, signals[name], dtype, True, find_margin([result]))
     worst = min(known, key=lambda name: -known[name].ratio)
-    total = [sum(part) for part in zip(*((one.signal, one.noise) for one in known.values()), strict=True)]
-    weighted = [sum(part) for part in zip(*(one.weighted for one in known.values() if one.weighted), strict=True)]
+    total = [sum(part) for part in zip(*((result.signal, result.noise) for result in known.values()), strict=True)]
+    weighted = [
+        sum(part) for part in zip(*(result.weighted for result in known.values() if result.weighted), strict=True)
+    ]
     row = Candidate(
         name=recipe.name,
         path=virtual.path,
@@ -278,13 +288,13 @@ def _add_prediction(candidate: Rankable, sensitivity: Sensitivity, weights: Mapp
         UsageError: the sensitivity names none of the weights.
     """
     alphas, cost = sensitivity.alphas(candidate.name), 0.0
-    quantized = {name: of for name, of in weights.items() if any(candidate.tensors[one].is_layer for one in of)}
+    quantized = {name: of for name, of in weights.items() if any(candidate.tensors[matrix].is_layer for matrix in of)}
     for finding in report_insensitive(list(quantized), alphas):
         if finding.severity == "error":
             raise UsageError(f"--sensitivity: {finding.message}; {finding.remedy}")
         candidate.row.findings.append(finding)
     for name in quantized.keys() & alphas.keys():
-        stored = [candidate.tensors[one] for one in quantized[name]]
-        signal = sum(one.signal or 0.0 for one in stored)
-        cost += alphas[name] * sum(one.error for one in stored) / signal if signal else 0.0
+        stored = [candidate.tensors[matrix] for matrix in quantized[name]]
+        signal = sum(tensor.signal or 0.0 for tensor in stored)
+        cost += alphas[name] * sum(tensor.error for tensor in stored) / signal if signal else 0.0
     setattr(candidate.row, sensitivity.cost.metric, cost)

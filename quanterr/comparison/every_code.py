@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -39,19 +40,20 @@ def add_origin(
 ) -> list[Report]:
     """Return the reports with ``origin`` and the checksums of files; marked incomplete if the run is stopped.
 
-    ``equal`` has the numbers of the pairs with equal values, for each candidate. ``on_progress`` is called with
-    ``progress`` ten times per second, as by the scheduler.
+    ``equal`` holds, for each candidate, the numbers of the pairs whose values are equal on both sides. ``on_progress``
+    is called with ``progress`` ten times per second, as by the scheduler.
     """
     original, origins = inputs.original, []
     sizes = [[pair.original.nbytes + pair.quantized.nbytes for pair in pairing.pairs] for pairing in pairings]
     progress.total_bytes += sum(map(sum, sizes))
     with hash_files([original, *inputs.candidates]) as hashed:
         for n, (report, candidate, pairing) in enumerate(zip(reports, inputs.candidates, pairings, strict=True)):
-            made = requantize(original, pairing.pairs, make_importance_lookup(original, inputs.means))
+            requantized = requantize(original, pairing.pairs, make_importance_lookup(original, inputs.means))
             traces = []
             try:
-                with trace_pairs(pairing.pairs, equal[n], made, kernel, stop, lambda: on_progress(progress)) as each:
-                    for trace, size in zip(each, sizes[n], strict=True):
+                show = partial(on_progress, progress)
+                with trace_pairs(pairing.pairs, equal[n], requantized, kernel, stop, show) as pair_traces:
+                    for trace, size in zip(pair_traces, sizes[n], strict=True):
                         traces.append(trace)
                         progress.done_bytes += size
             except Interrupted:
@@ -92,11 +94,11 @@ def _add_checksums(side: Side, checkpoint: Checkpoint, sums: Mapping[CheckpointF
 
 def hash_configs(checkpoint: Checkpoint) -> list[ComparedFile]:
     """Return the configurations of a checkpoint on a local disk, with their SHA-256."""
-    found, folder = list[ComparedFile](), checkpoint.folder
+    configs, folder = list[ComparedFile](), checkpoint.folder
     if not isinstance(folder, Path):
-        return found
+        return configs
     for name in sorted(checkpoint.config):
         with suppress(OSError, ValueError):
             raw = read_small(folder / name, MAX_NAMES)
-            found.append(ComparedFile(name=name, bytes=len(raw), sha256=sha256(raw).hexdigest()))
-    return found
+            configs.append(ComparedFile(name=name, bytes=len(raw), sha256=sha256(raw).hexdigest()))
+    return configs

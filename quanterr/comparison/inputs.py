@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quanterr.recipes import Recipe
 
 Path = str | os.PathLike[str]
-STORED = (str, os.PathLike, Checkpoint)  # types of candidates that are not recipes
+STORED_TYPES = (str, os.PathLike, Checkpoint)  # types of candidates that are not recipes
 
 
 class Inputs(NamedTuple):
@@ -37,13 +37,13 @@ def open_inputs(
     Raises the errors of :func:`quanterr.open_checkpoint`, and those of a damaged importance matrix or sensitivity.
     """
     sensitivity = None if options.sensitivity is None else read_sensitivity(os.fspath(options.sensitivity))
-    sides = [original, *(side for side in candidates if isinstance(side, STORED))]
+    sides = [original, *(side for side in candidates if isinstance(side, STORED_TYPES))]
     with open_checkpoints(sides, options.lenient, options.cache) as [before, *others]:
         means = None if options.importance is None else read_importance(options.importance)
-        recipes = [side for side in candidates if not isinstance(side, STORED)]
+        recipes = [side for side in candidates if not isinstance(side, STORED_TYPES)]
         selection = options.selection
-        stored, made = iter(others), _quantize(recipes, before, selection, means)
-        after = [next(stored if isinstance(side, STORED) else made) for side in candidates]
+        stored, quantized = iter(others), _quantize(recipes, before, selection, means)
+        after = [next(stored if isinstance(side, STORED_TYPES) else quantized) for side in candidates]
         yield Inputs(before, after, selection, means, sensitivity)
 
 

@@ -30,15 +30,15 @@ from quanterr.util.text import display
 from quanterr.version import __version__
 
 SCHEMA = "quanterr.journal 1"
-CHANGED = "files that have changed"
+CHANGED_FILES = "files that have changed"
 WORDS = {
     "inputs": "other files or versions",
-    "contents": CHANGED,
-    "written": CHANGED,
+    "contents": CHANGED_FILES,
+    "written": CHANGED_FILES,
     "plan": "other pairs or formats",
     "samples": "plan estimates nothing from samples, other commands do",
 }
-SYNC = 2.0  # seconds between two syncs to disk
+SYNC_INTERVAL = 2.0  # seconds between two syncs to disk
 
 
 class FinishedWeight(NamedTuple):
@@ -97,15 +97,15 @@ class Journal:
             UsageError: a file belongs to another run, or is not a journal.
             ResourceError: a file cannot be read or written.
         """
-        own = _make_path(path, rank)
-        self._where = _describe_option(own)
+        own_path = _make_path(path, rank)
+        self._where = _describe_option(own_path)
         self._lock, self._synced = threading.Lock(), time.monotonic()
         run = json.loads(json.dumps(run))
         try:
             self.of_others = [
-                kept for other in _list_journals(path) if other != own for kept in _read_journal(other, run)
+                kept for other in _list_journals(path) if other != own_path for kept in _read_journal(other, run)
             ]
-            self._file = open(own, "r+b" if os.path.exists(own) else "w+b")  # noqa: SIM115 - open for the whole run
+            self._file = open(own_path, "r+b" if os.path.exists(own_path) else "w+b")  # noqa: SIM115 - open for the whole run
         except OSError as error:
             raise ResourceError(f"{self._where}: {error.strerror}") from error
         try:
@@ -143,7 +143,7 @@ class Journal:
             with self._lock:
                 self._file.write(b"%08x " % zlib.crc32(text) + text + b"\n")
                 self._file.flush()  # data in the system's cache survives a crash of this process
-                if time.monotonic() - self._synced >= SYNC:
+                if time.monotonic() - self._synced >= SYNC_INTERVAL:
                     self._sync()
         except OSError as error:
             raise ResourceError(f"{self._where}: {error.strerror}") from error
@@ -180,11 +180,11 @@ def _describe_option(path: str) -> str:
 
 def _list_journals(path: str | os.PathLike[str]) -> list[str]:
     """Return the existing journals of a run, from any number of processes."""
-    own = Path(path)
-    of_rank = re.compile(re.escape(own.name) + r"\.([1-9][0-9]*)")
-    matches = map(of_rank.fullmatch, sorted(os.listdir(own.parent)))
-    found = [_make_path(path, int(match[1])) for match in matches if match]
-    return [os.fspath(path), *found] if own.exists() else found
+    first = Path(path)
+    of_rank = re.compile(re.escape(first.name) + r"\.([1-9][0-9]*)")
+    matches = map(of_rank.fullmatch, sorted(os.listdir(first.parent)))
+    others = [_make_path(path, int(match[1])) for match in matches if match]
+    return [os.fspath(path), *others] if first.exists() else others
 
 
 def _read_journal(path: str, run: JsonObject) -> Iterator[FinishedWeight]:
@@ -221,8 +221,8 @@ def _check(head: bytes, run: JsonObject, where: str) -> None:
         known = None
     if not isinstance(known, dict):
         raise UsageError(f"{where}: not a journal of this version of quanterr; give another file")
-    for key, own in run.items():
-        if known.get(key) != own:
+    for key, value in run.items():
+        if known.get(key) != value:
             what = WORDS.get(key, key)
             raise UsageError(f"{where}: the journal of another run ({what}); delete it, or give another file")
 

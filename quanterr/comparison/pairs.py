@@ -16,7 +16,7 @@ from quanterr.tensors.in_memory import Side, hold_all
 from quanterr.util.text import count
 from quanterr.util.waiting import notices
 
-LEFT_OUT = (Bucket.CONSUMED, Bucket.FILTERED_OUT)  # what a comparison leaves out without a word
+LEFT_OUT_BUCKETS = (Bucket.CONSUMED, Bucket.FILTERED_OUT)  # tensors that a comparison leaves out without reporting them
 
 
 class TensorPair(NamedTuple):
@@ -34,8 +34,8 @@ def iterate_pairs(original: Side, quantized: Side, **options: Any) -> Iterator[T
     >>> for name, x, y in quanterr.iterate_pairs("original", "fp8"):  # doctest: +SKIP
     ...     print(name, torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0))
 
-    What a converter or quantizer did to names, orders and numbers is undone. Tensors that cannot be compared, or only
-    for equality, are left out, and their number is logged: ``compare`` lists them.
+    Changes that a converter or quantizer made to names, orders and numbers are undone. Tensors that cannot be
+    compared, or only for equality, are left out, and their number is logged: ``compare`` lists them.
 
     Raises:
         UsageError: a pattern matches nothing.
@@ -45,8 +45,8 @@ def iterate_pairs(original: Side, quantized: Side, **options: Any) -> Iterator[T
     with ExitStack() as stack:
         sides = stack.enter_context(open_checkpoints(hold_all([original, quantized]), asked.lenient, asked.cache))
         pairing = choose_alternatives(pair(sides[0], sides[1], asked.selection))
-        numbers = [one for one in pairing.pairs if _is_of_numbers(one)]
-        lost = len([one for one in pairing.leftovers if one.bucket not in LEFT_OUT])
+        numbers = [matched for matched in pairing.pairs if _is_of_numbers(matched)]
+        lost = len([leftover for leftover in pairing.leftovers if leftover.bucket not in LEFT_OUT_BUCKETS])
         lost += len(pairing.pairs) - len(numbers)
         if lost:
             notices.warning("%s left out; compare lists them", count(lost, "tensor"))
@@ -60,9 +60,9 @@ def _is_of_numbers(pair: Pair) -> bool:
 
 def _read_pairs(pairs: Sequence[Pair], sides: Sequence[Checkpoint], stack: ExitStack) -> Iterator[TensorPair]:
     with stack:
-        for one in pairs:
-            reader = Reader()  # of one pair: the next has no use for its buffers
-            x, y = (reader.read_whole(weight, side) for side, weight in enumerate((one.original, one.quantized)))
-            yield TensorPair(one.name, x.view(one.original.shape), y.view(one.original.shape))
+        for pair in pairs:
+            reader = Reader()  # a new one for each pair: its buffers do not fit the next pair
+            x, y = (reader.read_whole(weight, side) for side, weight in enumerate((pair.original, pair.quantized)))
+            yield TensorPair(pair.name, x.view(pair.original.shape), y.view(pair.original.shape))
         for side in sides:
             side.check_unchanged()

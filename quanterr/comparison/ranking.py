@@ -58,12 +58,12 @@ def rank_candidates(
     candidates: Sequence[Path | Checkpoint | Unreadable],
     options: RankOptions,
     rules: PreparedRules,
-    given: Sequence[str] = (),
+    given_names: Sequence[str] = (),
 ) -> Ranking:
-    """Rank candidates as :func:`rank` does, with prepared rules, under the names ``given`` or those of their paths."""
+    """Rank candidates as :func:`rank` does, with prepared rules, under ``given_names`` or names from their paths."""
     recipes = parse_recipes(options.against) if options.against else []
     paths = [side.path if isinstance(side, Checkpoint | Unreadable) else os.fspath(side) for side in candidates]
-    names = name_candidates([*paths, *list_names(recipes)], given)
+    names = name_candidates([*paths, *list_names(recipes)], given_names)
     path = options.evaluation
     evaluated = None if path is None else (read_stored(path, Evaluation), path)
     if evaluated is not None:
@@ -100,16 +100,18 @@ def sweep_recipes(original: Path | Checkpoint, options: SweepOptions, rules: Pre
         bandwidth_of(options.hardware)  # fail on unknown hardware before the run
     if options.sample is not None:
         keep = None if options.keep_original is None else parse_budget(options.keep_original)
-        found = estimate(original, recipes, parse_share(options.sample), keep, options)
+        ranking = estimate(original, recipes, parse_share(options.sample), keep, options)
     else:
-        found = _rank(original, recipes, list_names(recipes), options, options.keep_original, rules, LoadingOptions())
-    studied = options.study and found.complete
+        ranking = _rank(original, recipes, list_names(recipes), options, options.keep_original, rules, LoadingOptions())
+    studied = options.study and ranking.complete
     if not studied and options.hardware is None:
-        return found
+        return ranking
     with open_checkpoints([original], options.lenient, options.cache) as [checkpoint]:
         if studied:
-            found = add_studies(found, checkpoint, recipes, options)
-        return found if options.hardware is None else add_bounds(found, checkpoint, recipes, options, options.hardware)
+            ranking = add_studies(ranking, checkpoint, recipes, options)
+        return (
+            ranking if options.hardware is None else add_bounds(ranking, checkpoint, recipes, options, options.hardware)
+        )
 
 
 def _rank(
@@ -123,19 +125,25 @@ def _rank(
 ) -> Ranking:
     """Compare and judge candidates and recipes, and rank them under these names."""
     keep = None if keep_original is None else parse_budget(keep_original)
-    named = [(name, one) for name, one in zip(names, candidates, strict=True) if not isinstance(one, Unreadable)]
+    named = [
+        (name, candidate)
+        for name, candidate in zip(names, candidates, strict=True)
+        if not isinstance(candidate, Unreadable)
+    ]
     choose_runtimes([*loading.runtimes, *rules.runtimes])  # unknown names are refused before the run
-    reports = compare_each(original, [one for _, one in named], options)
+    reports = compare_each(original, [candidate for _, candidate in named], options)
     reports = [
-        report if isinstance(one, Recipe) else judge_loading(report, one, loading, rules.runtimes, options.lenient)
-        for (_, one), report in zip(named, reports, strict=True)
+        report
+        if isinstance(candidate, Recipe)
+        else judge_loading(report, candidate, loading, rules.runtimes, options.lenient)
+        for (_, candidate), report in zip(named, reports, strict=True)
     ]
     reports = [rules.judge(report) for report in reports]
-    recipes = [one.name for one in candidates if isinstance(one, Recipe)]
+    recipes = [candidate.name for candidate in candidates if isinstance(candidate, Recipe)]
     unreadable = [
-        make_unreadable(name, one.path, one.reason)
-        for name, one in zip(names, candidates, strict=True)
-        if isinstance(one, Unreadable)
+        make_unreadable(name, candidate.path, candidate.reason)
+        for name, candidate in zip(names, candidates, strict=True)
+        if isinstance(candidate, Unreadable)
     ]
     return make_ranking([name for name, _ in named], reports, keep, recipes, unreadable)
 
@@ -146,9 +154,9 @@ def add_studies(
     """Add the study of each recipe to the ranking: the effect of outliers and scales."""
     means = None if options.importance is None else read_importance(options.importance)
     weigh = make_importance_lookup(original, means)
-    found = study_recipes(original, recipes, options.selection, options.stop, weigh)
+    studies = study_recipes(original, recipes, options.selection, options.stop, weigh)
     original.check_unchanged()
-    return replace(ranking, studies=found)
+    return replace(ranking, studies=studies)
 
 
 def list_names(recipes: Iterable[Recipe]) -> list[str]:

@@ -15,7 +15,7 @@ from quanterr.comparison.scheduler import PartialTask
 from quanterr.pairing.model import WeightResult
 from quanterr.util.rank_group import POLL_SECONDS, RankGroup
 
-BATCH = 1 << 18  # characters of records sent at once
+BATCH_CHARACTERS = 1 << 18  # characters of records sent at once
 
 Take = Callable[[int, WeightResult], None]
 
@@ -43,7 +43,7 @@ class Ranks:
             text = f"{candidate} {done.number} {pack(done)}"
             self._waiting.append(text)
             self._size += len(text)
-            if self._size >= BATCH:
+            if self._size >= BATCH_CHARACTERS:
                 self._flush()
 
     def _flush(self) -> None:
@@ -87,16 +87,16 @@ class Ranks:
 
     def parts(self) -> list[PartialTask]:
         """Return, on rank 0 after all ranks are done, their parts of weights that several ranks computed together."""
-        found: dict[tuple[int, tuple[int, int]], PartialTask] = {}
+        by_task: dict[tuple[int, tuple[int, int]], PartialTask] = {}
         for other in range(1, self.world):
             if not self.group.has(f"parts/{other}"):
                 continue  # this rank had nothing left to send
             for line in zlib.decompress(self.group.get(f"parts/{other}")).decode().splitlines():
                 candidate, number, goes, record = line.split(" ", 3)
                 task = int(candidate), int(number)
-                part = found.setdefault((other, task), PartialTask(task, int(goes), []))
+                part = by_task.setdefault((other, task), PartialTask(task, int(goes), []))
                 part.sums.append(unpack(0, record).sums)
-        return list(found.values())
+        return list(by_task.values())
 
     def _take_from(self, other: int, take: Take, missing: set[tuple[int, int]]) -> None:
         while self.group.has(key := f"batch/{other}/{self._read[other]}"):

@@ -21,43 +21,43 @@ from quanterr.pairing.model import LargestError, WeightResult
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 
-FLOATS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
-MOST_BINS = 1 << 16
+FLOAT_FIELDS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
+MAX_BINS = 1 << 16  # of a histogram in a record
 
 
 def pack(done: WeightResult) -> str:
     """Return the weight as one line of JSON."""
     sums = done.sums
-    made: JsonObject = {
+    record: JsonObject = {
         "sums": {name: f"{value:x}" for name in ADDED if (value := getattr(sums, name))},
-        "floats": [getattr(sums, name).hex() for name in FLOATS],
+        "floats": [getattr(sums, name).hex() for name in FLOAT_FIELDS],
         "rows": [[number, *_pack_row(row)] for number, row in sums.rows.items()],
         "matrices": [[number, *_pack_row(row)] for number, row in sums.matrices.items()],
     }
     if sums.worst is not None:
-        made["worst_row"] = [_pack_value(value) for value in (*sums.worst[:3], *(sums.worst.values or ()))]
+        record["worst_row"] = [_pack_value(value) for value in (*sums.worst[:3], *(sums.worst.values or ()))]
     if sums.histogram is not None:
         counts = sums.histogram.counts
         used = counts.nonzero().view(-1)
-        made["histogram"] = [sums.histogram.zeros, sums.histogram.first, used.tolist(), counts[used].tolist()]
+        record["histogram"] = [sums.histogram.zeros, sums.histogram.first, used.tolist(), counts[used].tolist()]
     if sums.peaks:
-        made["peaks"] = [
+        record["peaks"] = [
             [piece.first, list(piece.values.shape), b64encode(piece.values.contiguous().numpy().tobytes()).decode()]
             for piece in sums.peaks
         ]
     if done.scales is not None:
-        made["scales"] = [_pack_value(value) for value in done.scales]
+        record["scales"] = [_pack_value(value) for value in done.scales]
     if done.worst is not None:
-        made["worst"] = [done.worst.row, done.worst.col, done.worst.x.hex(), done.worst.y.hex()]
+        record["worst"] = [done.worst.row, done.worst.col, done.worst.x.hex(), done.worst.y.hex()]
     if done.attainable is not None:
-        own = asdict(done.attainable)
-        own["parts"] = [[_pack_value(value) for value in part] for part in done.attainable.parts]
-        made["attainable"] = [_pack_value(value) for value in own.values()]
+        attainable = asdict(done.attainable)
+        attainable["parts"] = [[_pack_value(value) for value in part] for part in done.attainable.parts]
+        record["attainable"] = [_pack_value(value) for value in attainable.values()]
     if done.copy is not None:
-        made["copy"] = done.copy
+        record["copy"] = done.copy
     if done.fingerprint is not None:
-        made["fingerprint"] = done.fingerprint
-    return json.dumps(made, separators=(",", ":"))
+        record["fingerprint"] = done.fingerprint
+    return json.dumps(record, separators=(",", ":"))
 
 
 def unpack(number: int, text: str) -> WeightResult:
@@ -67,34 +67,34 @@ def unpack(number: int, text: str) -> WeightResult:
         ValueError: the text is not a valid record.
     """
     try:
-        made = json.loads(text)
+        record = json.loads(text)
         sums = Sums()
         for name in ADDED:
-            setattr(sums, name, int(made["sums"].get(name, "0"), 16))
-        for name, value in zip(FLOATS, made["floats"], strict=True):
+            setattr(sums, name, int(record["sums"].get(name, "0"), 16))
+        for name, value in zip(FLOAT_FIELDS, record["floats"], strict=True):
             setattr(sums, name, float.fromhex(value))
-        sums.rows = {int(row[0]): _unpack_row(row[1:]) for row in made["rows"]}
-        sums.matrices = {int(row[0]): _unpack_row(row[1:]) for row in made["matrices"]}
-        if "worst_row" in made:
-            error, row, col, *values = made["worst_row"]
+        sums.rows = {int(row[0]): _unpack_row(row[1:]) for row in record["rows"]}
+        sums.matrices = {int(row[0]): _unpack_row(row[1:]) for row in record["matrices"]}
+        if "worst_row" in record:
+            error, row, col, *values = record["worst_row"]
             x_and_y = (float.fromhex(values[0]), float.fromhex(values[1])) if values else None
             sums.worst = WorstPlace(float.fromhex(error), int(row), int(col), x_and_y)
-        if "histogram" in made:
-            sums.histogram = _unpack_histogram(*made["histogram"])
-        for first, shape, encoded in made.get("peaks", ()):
+        if "histogram" in record:
+            sums.histogram = _unpack_histogram(*record["histogram"])
+        for first, shape, encoded in record.get("peaks", ()):
             peaks = torch.frombuffer(bytearray(b64decode(encoded, validate=True)), dtype=torch.float32)
             sums.peaks.append(Peaks(int(first), peaks.reshape(shape)))
-        scales = ScaleStatistics(*map(_unpack_value, made["scales"])) if "scales" in made else None
+        scales = ScaleStatistics(*map(_unpack_value, record["scales"])) if "scales" in record else None
         worst = None
-        if "worst" in made:
-            row, col, x, y = made["worst"]
+        if "worst" in record:
+            row, col, x, y = record["worst"]
             worst = LargestError(int(row), int(col), float.fromhex(x), float.fromhex(y))
         attainable = None
-        if "attainable" in made:
-            attainable = Attainable(*map(_unpack_value, made["attainable"]))
+        if "attainable" in record:
+            attainable = Attainable(*map(_unpack_value, record["attainable"]))
             attainable = replace(attainable, parts=tuple(BadRegion(*part) for part in attainable.parts))
-        copy = Copy(made["copy"]) if "copy" in made else None
-        fingerprint = None if "fingerprint" not in made else str(made["fingerprint"])
+        copy = Copy(record["copy"]) if "copy" in record else None
+        fingerprint = None if "fingerprint" not in record else str(record["fingerprint"])
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ValueError(f"not a record of a weight: {error!r}") from error
     return WeightResult(number, sums, scales, worst, attainable, copy, fingerprint)
@@ -122,13 +122,13 @@ def _unpack_value(value: object) -> Any:
 
 
 def _unpack_histogram(zeros: int, first: int, used: list[int], counts: list[int]) -> Histogram:
-    if used and not 0 <= max(used) < MOST_BINS:
+    if used and not 0 <= max(used) < MAX_BINS:
         raise ValueError("a histogram with too many bins")
-    found = torch.zeros(max(used) + 1 if used else 0, dtype=torch.int64)
+    bins = torch.zeros(max(used) + 1 if used else 0, dtype=torch.int64)
     if used:
-        found[torch.tensor(used)] = torch.tensor(counts)
-    return Histogram(int(zeros), found, int(first))
+        bins[torch.tensor(used)] = torch.tensor(counts)
+    return Histogram(int(zeros), bins, int(first))
 
 
-PACKED = {*ADDED, *FLOATS, "worst", "rows", "matrices", "histogram", "peaks"}
-assert {field.name for field in fields(Sums) if field.init} == PACKED  # noqa: S101
+PACKED_FIELDS = {*ADDED, *FLOAT_FIELDS, "worst", "rows", "matrices", "histogram", "peaks"}
+assert {field.name for field in fields(Sums) if field.init} == PACKED_FIELDS  # noqa: S101

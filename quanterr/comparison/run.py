@@ -105,8 +105,10 @@ def compare_each(
         findings = _check(builders, inputs, complete)
         settings = _make_settings(options, inputs.sensitivity, every_code)
         reports = [
-            builder.report(inputs.original, candidate, found, inputs.selection.patterns, settings, complete, info)
-            for builder, candidate, found in zip(builders, inputs.candidates, findings, strict=True)
+            builder.report(
+                inputs.original, candidate, candidate_findings, inputs.selection.patterns, settings, complete, info
+            )
+            for builder, candidate, candidate_findings in zip(builders, inputs.candidates, findings, strict=True)
         ]
         if every_code and complete:
             from quanterr.comparison.every_code import add_origin
@@ -114,7 +116,7 @@ def compare_each(
             equal = [builder.equal for builder in builders]
             reports = add_origin(reports, inputs, pairings, equal, choice.kernel, stop, progress, on_progress)
             seconds = clock.describe_run((), "", 0, 0).seconds
-            reports = [replace(one, run=replace(one.run, seconds=seconds)) for one in reports]
+            reports = [replace(report, run=replace(report.run, seconds=seconds)) for report in reports]
         if group is not None:
             group.end()
         return reports
@@ -162,7 +164,7 @@ def _make_collector(
 
 
 def _check(builders: Sequence[ReportBuilder], inputs: Inputs, complete: bool) -> list[list[Finding]]:
-    """Return the findings about each candidate, for which a few weights are read again; after this, nothing is read."""
+    """Return the findings about each candidate; a few weights are read again for them, and nothing after them."""
     with open_reader() as reader:
         findings = [
             builder.check(inputs.original, candidate, complete, reader)

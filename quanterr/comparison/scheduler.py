@@ -38,13 +38,15 @@ from quanterr.util.waiting import allow_stop
 Result = TypeVar("Result")
 
 CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: few, so that several recipes find its rows in the cache
-PIECE = 1 << 26  # elements of a larger weight that one of several processes claims at once
-SMALL = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
-READ_AHEAD = 8  # ranges that are read ahead
+PIECE_ELEMENTS = 1 << 26  # elements of a larger weight that one of several processes claims at once
+SMALL_ELEMENTS = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
+RANGES_READ_AHEAD = 8  # ranges that are read ahead
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 DEVICE_THREADS = 4
-LOOK_AGAIN = 0.02  # seconds between two checks of how far the workers are
-SCRATCH = 16 << 20  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
+POLL_INTERVAL = 0.02  # seconds between two checks of how far the workers are
+SCRATCH_BYTES = (
+    16 << 20
+)  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
 
 
 @dataclass(slots=True)
@@ -126,14 +128,14 @@ class Scheduler:
         self._ended = threading.Event()  # set by the scheduler, which never sets the caller's ``stop``
         self._open: dict[int, _OpenTask] = {}
         self._originals = [jobs[0].pair.original for jobs in tasks]
-        self._most = max(map(len, tasks), default=1)  # most pairs of a task
+        self._most = max(map(len, tasks), default=1)  # the maximum number of pairs in a task
         self._claims = claims
-        places = [(str(one.codes.file.path), one.codes.offset) for one in self._originals]
+        places = [(str(weight.codes.file.path), weight.codes.offset) for weight in self._originals]
         order = sorted(range(len(tasks)), key=places.__getitem__)  # files are read from front to back
         first = int(claims.share * len(order)) if claims else 0
         order = order[first:] + order[:first]
-        self._large = [number for number in order if self._originals[number].n >= SMALL]
-        self._small = [number for number in order if self._originals[number].n < SMALL]
+        self._large = [number for number in order if self._originals[number].n >= SMALL_ELEMENTS]
+        self._small = [number for number in order if self._originals[number].n < SMALL_ELEMENTS]
         self._large_ranges, self._small_ranges = self._iterate_ranges(self._large), self._iterate_ranges(self._small)
         self._taken = 0  # number of large ranges handed out
         self._nbytes = [sum(weight.nbytes for weight in _list_weights(jobs)) for jobs in tasks]
@@ -151,7 +153,7 @@ class Scheduler:
         ``on_progress`` is called ten times per second. The first exception in a worker is raised again.
         """
         if self._small:
-            keep_freed_memory(SCRATCH, SCRATCH)
+            keep_freed_memory(SCRATCH_BYTES, SCRATCH_BYTES)
         require_memory_for_threads(self.threads + 1 + (0 if self.device.type == "cpu" else READERS))
         with ExitStack() as stack:
             stack.enter_context(allow_stop(lambda: self._stop.is_set() or self._ended.is_set()))
@@ -178,7 +180,7 @@ class Scheduler:
         if self._claims is None:
             yield 0, n
             return
-        step = max(PIECE // self.size // CHUNKS_AT_ONCE, 1) * CHUNKS_AT_ONCE
+        step = max(PIECE_ELEMENTS // self.size // CHUNKS_AT_ONCE, 1) * CHUNKS_AT_ONCE
         for first in range(0, max(n, 1), step):
             if self._claims.claim(f"{self._tasks[number][0][:2]}/{first}"):
                 yield first, min(first + step, n)
@@ -229,9 +231,9 @@ class Scheduler:
         """Compare and finish ranges of tasks; small ones are compared by the kernel while others are finished."""
         compared: list[tuple[int, list[Sums]]] = []
         while ranges := self._next_ranges(small_too):
-            worker.begin([job.pair for one in ranges for job in self._tasks[one.number]])
+            worker.begin([job.pair for span in ranges for job in self._tasks[span.number]])
             self._finish_tasks(worker, compared)
-            compared = [(one.number, self._merge(one, self._sum_range(worker, one))) for one in ranges]
+            compared = [(span.number, self._merge(span, self._sum_range(worker, span))) for span in ranges]
         self._finish_tasks(worker, compared)
 
     def _finish_tasks(self, worker: Worker, compared: Iterable[tuple[int, list[Sums]]]) -> None:
@@ -321,8 +323,8 @@ class Scheduler:
     def _read_ahead(self, ended: threading.Event) -> None:
         """Tell the operating system which bytes will be read next; with a warm cache this costs nothing."""
         for n, chunk_range in enumerate(self._iterate_ranges(self._large)):
-            while n > self._taken + READ_AHEAD:
-                if ended.wait(LOOK_AGAIN):
+            while n > self._taken + RANGES_READ_AHEAD:
+                if ended.wait(POLL_INTERVAL):
                     return
             number, first, stop, chunks, _ = chunk_range
             if stop > first:

@@ -54,13 +54,13 @@ def compare_again(statement: Statement, original: Path, quantized: Path, options
     [report] = compare_each(original, [quantized], options, every_code=True)
     if not report.complete:
         raise Interrupted("interrupted: the comparison was not repeated")
-    stated, found = (
+    stated, repeated = (
         _group((tensor.layer_name, tensor.kind) for tensor in tensors)
         for tensors in (statement.predicate.tensors, report.origin)
     )
-    differ = [name for name in {**stated, **found} if stated.get(name) != found.get(name)]
+    differ = [name for name in {**stated, **repeated} if stated.get(name) != repeated.get(name)]
     if differ:
-        before, now = (", ".join(kinds.get(differ[0], ["nothing"])) for kinds in (stated, found))
+        before, now = (", ".join(kinds.get(differ[0], ["nothing"])) for kinds in (stated, repeated))
         raise CheckpointError(
             f"{display(os.fspath(quantized))}: the comparison gives another result for {count(len(differ), 'tensor')}: "
             f"{display(differ[0])} is {display(before, 100)} in the statement, and {now} now"
@@ -68,7 +68,7 @@ def compare_again(statement: Statement, original: Path, quantized: Path, options
 
 
 def _group(items: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return values by names, sorted: a name can stand for several."""
+    """Return the sorted values of each name: a name can have several."""
     by_name: dict[str, list[str]] = {}
     for name, value in sorted(items):
         by_name.setdefault(name, []).append(value)

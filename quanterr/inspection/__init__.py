@@ -42,8 +42,8 @@ from quanterr.version import __version__
 QUANTIZED = SIDES[1]  # a checkpoint alone is checked as the quantized side of a comparison is
 UNKNOWN = "unknown"  # an activation scheme that recipes/inputs.py does not emulate
 UNREAD = "unread"  # weights that no format recognizes
-USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")  # keys in config.json
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+USED_EXPERTS_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @accept_fields_of(InspectOptions)
@@ -91,15 +91,15 @@ def _inspect(checkpoint: Checkpoint, asked: InspectOptions) -> Inspection:
         files=[StoredFile(name=escape_surrogates(file.path.name), bytes=file.size) for file in checkpoint.files],
         tensors=len(checkpoint.entries),
         bytes=checkpoint.nbytes,
-        architecture=_architecture(checkpoint),
+        architecture=_find_architecture(checkpoint),
         quant_method=side.labels.method,
         total=_tally(weights),
-        formats=_tallies(formats),
-        groups={role: _tallies(groups[role]) for role in sorted(groups)},
+        formats=_tally_groups(formats),
+        groups={role: _tally_groups(groups[role]) for role in sorted(groups)},
         activations=dict(Counter(weight.activations for weight in weights if weight.activations)),
         kv="fp8" if find_declared_cache(side.labels.config, checkpoint.entries)[0] else None,
         decode=None if asked.hardware is None else _bound_decoding(*bandwidth_of(asked.hardware), weights, checkpoint),
-        loading=[judge(one, contents, findings, asked.devices) for one in choose_runtimes(asked.runtimes)],
+        loading=[judge(runtime, contents, findings, asked.devices) for runtime in choose_runtimes(asked.runtimes)],
         findings=findings,
         weights=weights,
         values=asked.values,
@@ -109,7 +109,7 @@ def _inspect(checkpoint: Checkpoint, asked: InspectOptions) -> Inspection:
 
 
 def _gather_contents(side: CheckpointSide, recognized: Mapping[str, tuple[Weight | None, str | None]]) -> Contents:
-    """Pair each weight of a checkpoint with itself; what is no weight, or is not read, is left over."""
+    """Pair each weight of a checkpoint with itself; tensors that are no weights, or are not read, become leftovers."""
     pairs, leftovers = [], []
     for name, (weight, reason) in recognized.items():
         parts = tuple(side.siblings.get(name, ()))
@@ -130,9 +130,9 @@ def _run_checks(contents: Contents, with_values: bool) -> list[Finding]:
     collected = collect_values(contents.pairing.pairs)
     with open_reader() as reader:
         contents = replace(contents, value_findings=collected.findings, reader=reader)
-        found = list(run_checks_alone(contents, VALUES))
+        findings = list(run_checks_alone(contents, VALUES))
     contents.checkpoint.check_unchanged()
-    return found
+    return findings
 
 
 def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: InspectOptions) -> RunInfo:
@@ -147,7 +147,7 @@ def _bound_decoding(
     """Return the bound that bandwidth sets on decoding; it leaves out embeddings, except one that is also the head."""
     has_head = any(weight.role == "head" for weight in weights)
     experts = sum(weight.bytes for weight in weights if _is_expert(weight.name))
-    share, why = _active_experts(checkpoint) if experts else (1.0, None)
+    share, why = _find_active_experts(checkpoint) if experts else (1.0, None)
     others = sum(
         weight.bytes
         for weight in weights
@@ -162,12 +162,12 @@ def _is_expert(name: str) -> bool:
     return role_of(name) == "experts" and "shared" not in name and "shexp" not in name
 
 
-def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
+def _find_active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
     """Return the share of the experts that one token uses, and the explanation for the report."""
     config = checkpoint.config.get("config.json", {})
     fields = as_object(config.get("text_config")) or config
-    used = next((fields[key] for key in USED if isinstance(fields.get(key), int)), None)
-    total = next((fields[key] for key in EXPERTS if isinstance(fields.get(key), int)), None)
+    used = next((fields[key] for key in USED_EXPERTS_KEYS if isinstance(fields.get(key), int)), None)
+    total = next((fields[key] for key in EXPERT_COUNT_KEYS if isinstance(fields.get(key), int)), None)
     if checkpoint.gguf:
         prefix = checkpoint.gguf.architecture
         used, total = (checkpoint.gguf.get_int(f"{prefix}.{key}") for key in ("expert_used_count", "expert_count"))
@@ -176,7 +176,7 @@ def _active_experts(checkpoint: Checkpoint) -> tuple[float, str]:
     return min(used / total, 1.0), f"{used} of {total} experts per token"
 
 
-def _architecture(checkpoint: Checkpoint) -> str | None:
+def _find_architecture(checkpoint: Checkpoint) -> str | None:
     if checkpoint.gguf:
         return checkpoint.gguf.architecture
     names = checkpoint.config.get("config.json", {}).get("architectures")
@@ -227,7 +227,7 @@ def _tally(weights: Iterable[StoredWeight]) -> Tally:
     return Tally(len(weights), n, n_bytes, 8 * n_bytes / n if known else None, scales)
 
 
-def _tallies(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
-    """Return the tally of each group, the most bytes first."""
+def _tally_groups(groups: dict[str, list[StoredWeight]]) -> dict[str, Tally]:
+    """Return the tally of each group, sorted by decreasing bytes."""
     tallies = {name: _tally(weights) for name, weights in groups.items()}
     return dict(sorted(tallies.items(), key=lambda item: -item[1].bytes))

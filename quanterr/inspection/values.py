@@ -19,13 +19,13 @@ from quanterr.tensors.pool import map_in_threads
 from quanterr.util.platform import usable_cores
 
 CHUNKS_AT_ONCE = 32  # chunks that a thread reads before it asks for more
-SAMPLED = 1 << 15  # elements of each of a few samples in which codes are counted
-OTHER_SCALE = 0x3F  # bytes of a scale that is not zero, in every dtype of scales
-SAFE = 1e-12, 1e12  # norms of rows whose squares neither overflow nor underflow in float32
+SAMPLE_ELEMENTS = 1 << 15  # elements of each of a few samples in which codes are counted
+NONZERO_SCALE_BYTE = 0x3F  # bytes of a scale that is not zero, in every dtype of scales
+SAFE_NORMS = 1e-12, 1e12  # norms of rows whose squares neither overflow nor underflow in float32
 
 
 class _Task(NamedTuple):
-    """Chunks of a weight, ``number`` in the checkpoint: whole rows."""
+    """Chunks of whole rows of weight ``number`` of the checkpoint."""
 
     number: int
     pair: Pair
@@ -47,16 +47,16 @@ class _Result(NamedTuple):
 
 
 def collect_values(pairs: Sequence[Pair]) -> ValueFindings:
-    """Read all values of the weights of a checkpoint, each paired with itself, and collect what they show.
+    """Read all values of the weights of a checkpoint, each paired with itself, and collect findings about them.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    found = ValueFindings()
+    findings = ValueFindings()
     for results in _read_each(pairs):
         number, pair = results[0].task[:2]
-        found.add(number, pair, RowValues.join([one.rows for one in results]), results[0].codes)
-    return found
+        findings.add(number, pair, RowValues.join([result.rows for result in results]), results[0].codes)
+    return findings
 
 
 def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:
@@ -64,8 +64,8 @@ def _read_each(pairs: Sequence[Pair]) -> Iterator[list[_Result]]:
     numbers = [n for n, pair in enumerate(pairs) if pair.quantized.n and pair.quantized.encoding != "bits"]
     numbers.sort(key=lambda n: (str(pairs[n].quantized.codes.file.path), pairs[n].quantized.codes.offset))
     tasks = (_Task(n, pairs[n], *span) for n in numbers for span in _split(*pairs[n].quantized.matrix))
-    with map_in_threads(_read, tasks, [Reader() for _ in range(usable_cores())]) as found:
-        for _, results in groupby(found, key=lambda result: result.task.number):
+    with map_in_threads(_read, tasks, [Reader() for _ in range(usable_cores())]) as in_order:
+        for _, results in groupby(in_order, key=lambda result: result.task.number):
             yield list(results)
 
 
@@ -88,34 +88,34 @@ def _read(task: _Task, reader: Reader) -> _Result:
 def _read_rows(weight: Weight, chunks: Sequence[Chunk], reader: Reader) -> RowValues:
     first, n = chunks[0].row, chunks[-1].stop_row - chunks[0].row
     low, high, energy = (torch.full((n,), start, dtype=torch.float64) for start in (inf, -inf, 0.0))
-    found = RowValues(low, high, energy)
+    rows = RowValues(low, high, energy)
     for chunk in chunks:
         place = slice(chunk.row - first, chunk.stop_row - first)
-        found = _add_values(found, place, reader.read(weight, chunk))
-    return found
+        rows = _add_values(rows, place, reader.read(weight, chunk))
+    return rows
 
 
-def _add_values(found: RowValues, place: slice, values: Tensor) -> RowValues:
-    """Add the values of a chunk, (r, c), to the values of its rows; this changes ``found``."""
+def _add_values(rows: RowValues, place: slice, values: Tensor) -> RowValues:
+    """Add the values of a chunk, (r, c), to the values of its rows; this changes ``rows`` in place."""
     low, high = values.amin(1), values.amax(1)  # NaN if any value is
     if not (low.isfinite().all() and high.isfinite().all()):
         finite = values.isfinite()
-        found = found._replace(
-            nonfinite=found.nonfinite + values.numel() - int(finite.sum()),
-            minus_infinite=found.minus_infinite + int((values == -inf).sum()),
+        rows = rows._replace(
+            nonfinite=rows.nonfinite + values.numel() - int(finite.sum()),
+            minus_infinite=rows.minus_infinite + int((values == -inf).sum()),
         )
         low, high = values.where(finite, inf).amin(1), values.where(finite, -inf).amax(1)
         values = values.where(finite, 0.0)
-    torch.minimum(found.low[place], low, out=found.low[place])
-    torch.maximum(found.high[place], high, out=found.high[place])
-    found.energy[place] += _square_norms(values)
-    return found
+    torch.minimum(rows.low[place], low, out=rows.low[place])
+    torch.maximum(rows.high[place], high, out=rows.high[place])
+    rows.energy[place] += _square_norms(values)
+    return rows
 
 
 def _square_norms(values: Tensor) -> Tensor:
-    """Return Σx² of each row, float64: the same for the same rows, whatever is read with them."""
+    """Return Σx² of each row as float64; it does not depend on which other rows are read with it."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=1).double()
-    odd = (norms < SAFE[0]) | (norms > SAFE[1])
+    odd = (norms < SAFE_NORMS[0]) | (norms > SAFE_NORMS[1])
     if bool(odd.any()):
         norms[odd] = torch.linalg.vector_norm(values[odd], dim=1, dtype=torch.float64)
     return norms.square_()
@@ -126,13 +126,13 @@ def _read_codes(weight: Weight, reader: Reader) -> CodeValues:
     if weight.scale is not None:
         scales = ScaleStatistics.compute(reader.iterate_scales(weight.scale))
         for chunk in Cut(*weight.matrix, CPU_CHUNK) if scales.zero else ():
-            rescaled = reader.read_filled(weight, chunk, weight.scale, OTHER_SCALE)
+            rescaled = reader.read_filled(weight, chunk, weight.scale, NONZERO_SCALE_BYTE)
             lost += int(((reader.read(weight, chunk) == 0) & (rescaled != 0)).sum())
     return CodeValues(scales, lost, _find_span(weight.unrotated, reader))
 
 
 def _find_span(weight: Weight, reader: Reader) -> tuple[int, int, int] | None:
-    """Return the least and the largest sampled code, and the number of codes; None if unknown or if both are equal."""
+    """Return the smallest and largest sampled code, and the number of codes; None if unknown or if both are equal."""
     levels = weight.levels
     if levels is None or weight.matrix[1] > CPU_CHUNK:
         return None
@@ -153,6 +153,6 @@ def _find_span(weight: Weight, reader: Reader) -> tuple[int, int, int] | None:
 def _sample(weight: Weight) -> Iterable[Chunk]:
     """Return chunks at the beginning, in the middle and at the end of a weight."""
     rows, cols = weight.matrix
-    height = min(max(SAMPLED // cols, 1), rows)
+    height = min(max(SAMPLE_ELEMENTS // cols, 1), rows)
     for row in sorted({0, (rows - height) // 2, rows - height}):
         yield Chunk(row, row + height, 0, cols)

@@ -26,15 +26,17 @@ def verify(checkpoint: Checkpoint) -> tuple[int, list[Finding]]:
             "its local cache, and in folders of `hf download --local-dir`"
         )
     with map_in_threads(lambda file, _: compute_sha256(file), stated, [None] * usable_cores()) as sums:
-        found = dict(zip(stated, sums, strict=True))
-    wrong = [file for file, wanted in stated.items() if found[file] != wanted]
+        computed = dict(zip(stated, sums, strict=True))
+    wrong = [file for file, wanted in stated.items() if computed[file] != wanted]
     unknown = [file for file in checkpoint.files if file not in stated]
     findings = []
     for file in wrong:
-        own, hub = found[file], stated[file]
-        message = f"{file}: its SHA-256 is {own}, and the hub states {hub}: it is damaged, or was changed"
+        actual, hub = computed[file], stated[file]
+        message = f"{file}: its SHA-256 is {actual}, and the hub states {hub}: it is damaged, or was changed"
         remedy = "download the file again"
-        findings.append(make_finding(MISMATCH, "error", None, message, remedy, file=str(file), found=own, stated=hub))
+        findings.append(
+            make_finding(MISMATCH, "error", None, message, remedy, file=str(file), found=actual, stated=hub)
+        )
     if unknown:
         names = listed([file.path.name for file in unknown], 3)
         message = f"the hub states no SHA-256 for {count(len(unknown), 'file')}: {names}; not verified"

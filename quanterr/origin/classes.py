@@ -18,7 +18,7 @@ from quanterr.documents.comparison.model import NotCompared
 from quanterr.documents.comparison.origin import NOT_SHOWN, OriginClass, TensorOrigin
 from quanterr.findings.methods import AWQ, Method, find_declared_method, find_method
 from quanterr.origin.places import Places
-from quanterr.origin.tracing import NONE, Trace
+from quanterr.origin.tracing import NO_PLACES, Trace
 from quanterr.pairing.model import Pair, Pairing
 from quanterr.util.text import display
 
@@ -39,52 +39,52 @@ def classify(
     """Return the class of each tensor, in the order of the pairing; then the tensors that were not compared."""
     lost = [
         TensorOrigin(
-            layer_name=one.layer_name,
-            display_name=one.display_name,
+            layer_name=tensor.layer_name,
+            display_name=tensor.display_name,
             kind=NOT_SHOWN,
             format=None,
-            elements=one.elements,
-            bytes=one.bytes,
-            reason=f"not compared, of the {one.side} side: {one.reason}",
+            elements=tensor.elements,
+            bytes=tensor.bytes,
+            reason=f"not compared, of the {tensor.side} side: {tensor.reason}",
         )
-        for one in not_compared
+        for tensor in not_compared
     ]
-    refused = {one.layer_name for one in lost}
+    refused = {tensor.layer_name for tensor in lost}
     classifier = _Classifier(pairing, quantized, findings)
     pairs = zip(pairing.pairs, traces, strict=True)
     return [*(classifier.classify(pair, trace) for pair, trace in pairs if pair.name not in refused), *lost]
 
 
 class _Classifier:
-    """What the whole checkpoint tells about its tensors."""
+    """Classifies tensors, with what the metadata of the whole checkpoint declares."""
 
     def __init__(self, pairing: Pairing, quantized: Checkpoint, findings: Iterable[Finding]) -> None:
         labels = pairing.labels.get("quantized")
         self._declared = find_declared_method(labels.config if labels else {})
         self._weighted = quantized.gguf is not None and IMATRIX in quantized.gguf.values
-        self._folded = {name for one in pairing.folded for name in one.names}
-        self._absorbed = {one.source for one in pairing.folded}
-        doubted = [one for one in findings if one.severity != "info" and one.layer is not None]
-        self._doubts: Mapping[str | None, Finding] = {one.layer: one for one in reversed(doubted)}
+        self._folded = {name for fold in pairing.folded for name in fold.names}
+        self._absorbed = {fold.source for fold in pairing.folded}
+        doubted = [finding for finding in findings if finding.severity != "info" and finding.layer is not None]
+        self._doubts: Mapping[str | None, Finding] = {finding.layer: finding for finding in reversed(doubted)}
 
     def classify(self, pair: Pair, trace: Trace) -> TensorOrigin:
         """Return the class of a pair's quantized tensor."""
         weight = pair.quantized
-        kind, reason = self._find_class(pair, trace)
-        off = NONE if kind == "nearest" else trace.off
+        origin_class, reason = self._find_class(pair, trace)
+        off = NO_PLACES if origin_class == "nearest" else trace.off
         return TensorOrigin(
             layer_name=pair.name,
             display_name=display(pair.name),
-            kind=kind,
+            kind=origin_class,
             format=weight.format,
             elements=weight.n,
             bytes=weight.nbytes,
             recipe=trace.recipe or None,
             unlike=trace.unlike.n,
             unlike_places=tuple(trace.unlike.first),
-            arithmetic=(trace.arithmetic or None) if kind == "nearest" else None,
-            free_codes=trace.free if kind == "nearest" else None,
-            scale_bits=_count_scale_bits(pair) if kind in ("nearest", "compensated") else None,
+            arithmetic=(trace.arithmetic or None) if origin_class == "nearest" else None,
+            free_codes=trace.free if origin_class == "nearest" else None,
+            scale_bits=_count_scale_bits(pair) if origin_class in ("nearest", "compensated") else None,
             off_codes=off.n,
             off_rows=off.rows,
             steps=tuple(off.steps) if any(off.steps) else (),
@@ -93,7 +93,7 @@ class _Classifier:
         )
 
     def _find_class(self, pair: Pair, trace: Trace) -> tuple[OriginClass, str | None]:
-        """Return the class, and why it is no better one."""
+        """Return the class, and the reason why the tensor is in no better class."""
         if trace.is_copy:
             return "identical", None
         if trace.is_exact:
@@ -110,7 +110,7 @@ class _Classifier:
         return self._judge_moved(pair, trace)
 
     def _judge_moved(self, pair: Pair, trace: Trace) -> tuple[OriginClass, str | None]:
-        """Return the class of a tensor whose codes, or numbers, are others than the nearest."""
+        """Return the class of a tensor with codes that are not the nearest, or with changed numbers."""
         if not pair.quantized.has_codes:
             if pair.name in self._absorbed:
                 return "compensated", "factors were folded into it, and out of the weights after it"
@@ -122,9 +122,9 @@ class _Classifier:
         return ("compensated", why) if why else (NOT_SHOWN, "codes that are not the nearest to the original's values")
 
 
-def _explain_moved(method: Method, found: Places, n: int, weighted: bool) -> str | None:
+def _explain_moved(method: Method, places: Places, n: int, weighted: bool) -> str | None:
     """Return the method that leaves so many codes beside the nearest, in words; None if there is none."""
-    moved, far, several = found.n / n, found.steps[2] / n, found.steps[1] + found.steps[2]
+    moved, far, several = places.n / n, places.steps[2] / n, places.steps[1] + places.steps[2]
     if method.may_compensate and moved >= MIN_MOVED_SHARE and far <= MAX_FAR_SHARE:
         return f"a method that compensates errors is {'declared' if method.compensates else 'common in such files'}"
     if method.learns and moved >= MIN_MOVED_SHARE and not several:

@@ -25,19 +25,19 @@ class CopyTest:
                 self._computed = CastTest(x, y, computed=True)
 
     def find_differences(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the elements of a chunk that no way explains that explained all chunks so far, (r, c) bool."""
+        """Return which elements of a chunk differ under every cast that explained all chunks so far, (r, c) bool."""
         if x.dtype != y.dtype:
             x, y = x.double(), y.double()
-        found = {way: _view_bits(_cast(x, way)) != _view_bits(y) for way in self._ways}
-        left = [way for way, differ in found.items() if not bool(differ.any())]
+        differences = {way: _view_bits(_cast(x, way)) != _view_bits(y) for way in self._ways}
+        left = [way for way, differ in differences.items() if not bool(differ.any())]
         if left:
             self._ways = left
-            return torch.zeros_like(found[left[0]])
+            return torch.zeros_like(differences[left[0]])
         if self._computed is not None:
             self._computed.add(x, y)
             if self._computed.result == Copy.SAME:
-                return torch.zeros_like(found[self._ways[0]])
-        return min(found.values(), key=lambda differ: int(differ.sum()))
+                return torch.zeros_like(differences[self._ways[0]])
+        return min(differences.values(), key=lambda differ: int(differ.sum()))
 
 
 def _cast(x: Tensor, way: tuple[torch.dtype, ...]) -> Tensor:

@@ -38,10 +38,10 @@ def _name_recipe(weight: Weight) -> str | None:
     if format_name.startswith("gguf_") and format_name.removeprefix("gguf_").upper() in GGML:
         return format_name
     if format_name.startswith(("fp8_", "int8_")):
-        kind, _, per = format_name.partition("_")
-        if dtype != (FP8 if kind == "fp8" else INT8) or per not in ("tensor", "row", "block"):
+        scheme, _, per = format_name.partition("_")
+        if dtype != (FP8 if scheme == "fp8" else INT8) or per not in ("tensor", "row", "block"):
             return None
-        return f"{kind}_block{high}x{wide}" if per == "block" else format_name
+        return f"{scheme}_block{high}x{wide}" if per == "block" else format_name
     if format_name in ("bnb_nf4", "bnb_fp4"):
         return f"{format_name.removeprefix('bnb_')}_g{wide}{':double' if 'nested_absmax' in weight.parts else ''}"
     if format_name == "mlx_affine" and weight.uniform_bits in (2, 3, 4, 5, 6, 8):
@@ -54,20 +54,20 @@ def _name_recipe(weight: Weight) -> str | None:
 
 def requantize(original: Checkpoint, pairs: Iterable[Pair], importance: ImportanceOf | None) -> Mapping[str, Weight]:
     """Return the weights as deterministic recipes make them from the original, by name; nothing is read yet."""
-    suited = {one.name: find_recipe(one.quantized) for one in pairs if _can_be_made(original, one)}
+    suited = {matched.name: find_recipe(matched.quantized) for matched in pairs if _can_be_made(original, matched)}
     recipes = {name: recipe for name, recipe in suited.items() if recipe is not None}
     if not recipes:
         return {}
-    made, left = mix_recipes(original, recipes, "the original by recipes", importance)
-    names = recipes.keys() - {one.name for one in left}
-    found = pair(original, made, LayerSelection())
-    wanted = replace(found, pairs=[one for one in found.pairs if one.name in names])
-    return {one.name: one.quantized for one in choose_alternatives(wanted, undo=False).pairs}
+    requantized, left = mix_recipes(original, recipes, "the original by recipes", importance)
+    names = recipes.keys() - {leftover.name for leftover in left}
+    pairing = pair(original, requantized, LayerSelection())
+    wanted = replace(pairing, pairs=[matched for matched in pairing.pairs if matched.name in names])
+    return {matched.name: matched.quantized for matched in choose_alternatives(wanted, undo=False).pairs}
 
 
-def _can_be_made(original: Checkpoint, one: Pair) -> bool:
+def _can_be_made(original: Checkpoint, pair: Pair) -> bool:
     """Return whether recipes quantize the stored original of a pair."""
-    entry = original.entries.get(one.name)
-    if entry is None or entry.dtype not in QUANTIZED_AS or not entry.n or not one.name.endswith(".weight"):
+    entry = original.entries.get(pair.name)
+    if entry is None or entry.dtype not in QUANTIZED_AS or not entry.n or not pair.name.endswith(".weight"):
         return False
-    return len(entry.shape) == 2 or is_stack(one.name, entry.shape)
+    return len(entry.shape) == 2 or is_stack(pair.name, entry.shape)

@@ -24,7 +24,9 @@ from quanterr.pairing.model import Pair
 from quanterr.samples.nearest import find_nearest
 
 HALF_ULP = 2.0**-25  # of a float16 below its smallest normal number
-PLAUSIBLE = 4000  # in files of AutoAWQ as few as one in 1,700 of the codes near a bound is on its other side
+# A coarse arithmetic is plausible if at least one in this many codes near a bound is on its other side: in files of
+# AutoAWQ as few as one in 1,700 are.
+FREE_CODES_PER_MOVED = 4000
 
 
 class Arithmetic(NamedTuple):
@@ -51,12 +53,15 @@ def list_arithmetics(pair: Pair) -> Sequence[Arithmetic]:
     x = pair.original.codes.dtype
     dtypes = {x, *(entry.dtype for entry in pair.quantized.parts.values())}
     others = [name for dtype, name in HALVES.items() if x not in (dtype, "BF16")]
-    found = [FLOAT32, *(FLOAT32._replace(name=f"float32, of the original in {name}", loads=name) for name in others)]
+    arithmetics = [
+        FLOAT32,
+        *(FLOAT32._replace(name=f"float32, of the original in {name}", loads=name) for name in others),
+    ]
     if pair.quantized.scales_are_float16 or "F16" in dtypes:
-        found.append(FLOAT16)
+        arithmetics.append(FLOAT16)
     if "BF16" in dtypes and pair.quantized.codes.dtype not in BLOCKS:  # ggml computes in float32
-        found.append(BFLOAT16)
-    return found
+        arithmetics.append(BFLOAT16)
+    return arithmetics
 
 
 class CheckedCodes(NamedTuple):
@@ -69,19 +74,19 @@ class CheckedCodes(NamedTuple):
 
 def check_codes(levels: Levels, x: Tensor, y: Tensor, scales: Scaling, arithmetic: Arithmetic) -> CheckedCodes:
     """Compare the stored values ``y`` with the levels nearest to ``x``, as loaded, both (r, c) float32."""
-    found, cells = find_nearest(levels, x, y, scales), find_cells(levels, x, scales)
+    nearest, cells = find_nearest(levels, x, y, scales), find_cells(levels, x, scales)
     wide, margins = x.double(), _find_margins(levels, x, scales, arithmetic)
-    gap = (y - wide).abs_() - (found.values - wide).abs_()
+    gap = (y - wide).abs_() - (nearest.values - wide).abs_()
     rest = (wide - cells.nearest).abs()
     free = ((cells.width.double() / 2 - rest).abs() <= margins) & (rest <= cells.width) & (cells.width > 0)
-    return CheckedCodes(~(gap <= 2 * margins), free | (scales.unit == 0), found.steps)  # NaN is off
+    return CheckedCodes(~(gap <= 2 * margins), free | (scales.unit == 0), nearest.steps)  # NaN is off
 
 
 def pick(x: Tensor, y: Tensor, scales: Scaling, places: Tensor) -> tuple[Tensor, Tensor, Scaling]:
     """Return elements at places in a chunk, (1, n) each."""
     row, col = places // x.shape[1], places % x.shape[1]
     x_of, y_of, *of = (
-        side.expand(x.shape)[row, col][None] for side in (x, y, *(one for one in scales if one is not None))
+        side.expand(x.shape)[row, col][None] for side in (x, y, *(part for part in scales if part is not None))
     )
     return x_of, y_of, Scaling(*of)
 

@@ -8,7 +8,7 @@ MANY_STEPS = 3  # this many steps and more are counted together
 
 
 class Places:
-    """The count of such elements, chunk by chunk, from the first row on."""
+    """Counts such elements, chunk by chunk, from the first row on."""
 
     def __init__(self) -> None:
         """Start without elements."""
@@ -16,18 +16,18 @@ class Places:
         self.steps = [0] * MANY_STEPS  # elements that are 1, 2, and MANY_STEPS or more levels away
         self.first: list[tuple[int, int]] = []  # (row, column) of the first element in each of the first rows
 
-    def add(self, chunk: Chunk, found: Tensor, steps: Tensor | None = None) -> None:
-        """Add elements of a chunk: their (row, column) in it, (n, 2), in order.
+    def add(self, chunk: Chunk, places: Tensor, steps: Tensor | None = None) -> None:
+        """Add elements of a chunk by their (row, column) in the chunk, (n, 2), in order.
 
-        ``steps``, (n,), has their distance in levels.
+        ``steps``, (n,), are their distances in levels.
         """
-        if not len(found):
+        if not len(places):
             return
-        self.n += len(found)
-        rows = found[:, 0]
+        self.n += len(places)
+        rows = places[:, 0]
         begins = torch.cat([rows.new_zeros(1), (rows.diff() != 0).nonzero().view(-1) + 1])
         self.rows += len(begins)
-        for row, col in found[begins[: MAX_PLACES - len(self.first)]].tolist():
+        for row, col in places[begins[: MAX_PLACES - len(self.first)]].tolist():
             self.first.append((chunk.row + row, chunk.col + col))
         if steps is not None:
             each = steps.nan_to_num(nan=MANY_STEPS).clamp(1, MANY_STEPS).long()

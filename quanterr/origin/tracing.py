@@ -21,7 +21,7 @@ from quanterr.kernel.levels import Levels
 from quanterr.kernel.library import Kernel
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.origin.copies import CopyTest
-from quanterr.origin.nearest import FLOAT32, PLAUSIBLE, Arithmetic, check_codes, list_arithmetics, pick
+from quanterr.origin.nearest import FLOAT32, FREE_CODES_PER_MOVED, Arithmetic, check_codes, list_arithmetics, pick
 from quanterr.origin.places import Places
 from quanterr.pairing.model import Pair
 from quanterr.recipes.quantized_file import QuantizedFile
@@ -30,29 +30,32 @@ from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.pool import map_in_threads
 from quanterr.util.platform import usable_cores
 
-# A recipe that gives all but one in so many values has made the weight: the others were changed after it. A program
-# that computes in bfloat16 differs from the recipe in at least one of 700 values of 4 bits.
-FEW = 2000
-# bitsandbytes does not always take the nearest entry of the table by which it rounds scales again: in two of 2,048
-# groups it took the next one, 16 % and 26 % away.
-NEAR, NESTED = 0.3, "nested_absmax"
+# If a recipe gives all values except at most one in this many, the weight was made by the recipe and changed
+# afterwards. A program that computes in bfloat16 differs from the recipe in at least one of 700 values of 4 bits.
+VALUES_PER_EXCEPTION = 2000
+NESTED_SCALES = "nested_absmax"
+# bitsandbytes does not always take the nearest entry of the table by which it quantizes scales: in two of 2,048 groups
+# it took the next one, 16 % and 26 % away. The limit is relative.
+MAX_SCALE_DIFFERENCE = 0.3
 BYTES_AT_ONCE = 1 << 22
-NONE = Places()
+NO_PLACES = Places()
 
 
 class Trace(NamedTuple):
-    """What a stored tensor is of its original."""
+    """How the values of a stored tensor follow from its original."""
 
     is_copy: bool = False  # the original's bits, or their cast
     recipe: str = ""  # gives all values, or nearly all
-    unlike: Places = NONE  # values that the recipe does not give
+    unlike: Places = NO_PLACES  # values that the recipe does not give
     has_same_codes: bool = False  # all codes are the recipe's, whatever the scales
-    has_codes_of_recipe: bool = False  # all codes are the recipe's, and nested scales differ by at most NEAR
-    arithmetic: str = ""  # in which every code is the nearest
+    has_codes_of_recipe: bool = (
+        False  # all codes are the recipe's, and nested scales differ by at most MAX_SCALE_DIFFERENCE
+    )
+    arithmetic: str = ""  # the arithmetic in which every code is the nearest
     is_fine: bool = False  # that arithmetic is float32: only ties leave a choice
     free: int = 0  # codes for which another level would have done as well
-    off: Places = NONE  # codes that no arithmetic makes the nearest, or numbers that are not the original's
-    moved: Places = NONE  # codes that are not the nearest in float32
+    off: Places = NO_PLACES  # codes that no arithmetic makes the nearest, or numbers that are not the original's
+    moved: Places = NO_PLACES  # codes that are not the nearest in float32
     reason: str = ""  # why codes cannot be compared with levels
 
     @property
@@ -69,20 +72,20 @@ class Trace(NamedTuple):
 def trace_pairs(
     pairs: Sequence[Pair],
     equal: Collection[int],
-    made: Mapping[str, Weight],
+    requantized: Mapping[str, Weight],
     kernel: Kernel | None,
     stop: threading.Event,
     on_wait: Callable[[], None],
 ) -> AbstractContextManager[Iterator[Trace]]:
-    """Give the traces of all pairs, in their order.
+    """Yield the traces of all pairs, in their order.
 
     Args:
         pairs: the pairs.
         equal: the numbers of pairs with equal values on both sides.
-        made: the weights as deterministic recipes make them, by the names of pairs.
-        kernel: decodes; None: torch does.
-        stop: ends the pass, once set.
-        on_wait: called ten times per second.
+        requantized: the weights as deterministic recipes quantize them, by the names of pairs.
+        kernel: decodes the weights; if it is None, torch decodes them.
+        stop: ends the pass when it is set.
+        on_wait: is called ten times per second.
 
     In place of a trace, Interrupted is raised if the pass was stopped.
     """
@@ -90,49 +93,51 @@ def trace_pairs(
 
     def trace(number: int, buffers: Buffers) -> Trace:
         tracer = _Tracer(pairs[number], PairReader(buffers, pairs[number], 0), stop)
-        return tracer.trace(number in equal, made.get(pairs[number].name))
+        return tracer.trace(number in equal, requantized.get(pairs[number].name))
 
     buffers = [Buffers(cpu, CPU_CHUNK, 1, kernel) for _ in range(usable_cores())]
     return map_in_threads(trace, range(len(pairs)), buffers, on_wait=on_wait)
 
 
 class _Tracer:
-    """The steps for one pair."""
+    """Traces the values of one pair."""
 
     def __init__(self, pair: Pair, reader: PairReader, stop: threading.Event) -> None:
         self._pair, self._reader, self._weight, self._stop = pair, reader, pair.quantized, stop
         self._coded = pair.quantized.unrotated
 
-    def trace(self, is_equal: bool, made: Weight | None) -> Trace:
+    def trace(self, is_equal: bool, requantized: Weight | None) -> Trace:
         if not self._weight.has_codes:
             return self._trace_copy()
         if is_equal:
             return Trace(is_copy=True)
-        found = self._trace_recipe(made) if made is not None and made.shape == self._weight.shape else Trace()
-        return found if found.is_exact else self._trace_codes(found)
+        trace = Trace()
+        if requantized is not None and requantized.shape == self._weight.shape:
+            trace = self._trace_recipe(requantized)
+        return trace if trace.is_exact else self._trace_codes(trace)
 
-    def _trace_recipe(self, made: Weight) -> Trace:
-        """Return how the weight differs from what a recipe makes; an empty trace if the recipe is another."""
+    def _trace_recipe(self, requantized: Weight) -> Trace:
+        """Return how the weight differs from that of a recipe; an empty trace if another recipe made it."""
         try:
-            unlike, farthest = self._compare(made, self._weight.n // FEW)
-            has_codes = unlike.n > 0 and self._has_codes_of(made)
+            unlike, farthest = self._compare(requantized, self._weight.n // VALUES_PER_EXCEPTION)
+            has_codes = unlike.n > 0 and self._has_codes_of(requantized)
             if has_codes:
-                unlike, farthest = self._compare(made, self._weight.n)
+                unlike, farthest = self._compare(requantized, self._weight.n)
         except CheckpointError:  # the original holds NaN or infinity, which no recipe quantizes
             return Trace()
-        if unlike.n * FEW > self._weight.n and not has_codes:
+        if unlike.n * VALUES_PER_EXCEPTION > self._weight.n and not has_codes:
             return Trace()
-        is_near = farthest <= NEAR and NESTED in self._weight.parts
-        recipe = made.codes.file.recipe.name if isinstance(made.codes.file, QuantizedFile) else ""
+        is_near = farthest <= MAX_SCALE_DIFFERENCE and NESTED_SCALES in self._weight.parts
+        recipe = requantized.codes.file.recipe.name if isinstance(requantized.codes.file, QuantizedFile) else ""
         return Trace(recipe=recipe, unlike=unlike, has_same_codes=has_codes, has_codes_of_recipe=has_codes and is_near)
 
-    def _has_codes_of(self, made: Weight) -> bool:
+    def _has_codes_of(self, requantized: Weight) -> bool:
         """Return whether the part that holds the codes has the same bytes as that of another weight."""
-        one, other = self._weight.codes, made.codes
-        return one.nbytes == other.nbytes and all(
-            one.file.read(one.offset + at, n) == other.file.read(other.offset + at, n)
-            for at in range(0, one.nbytes, BYTES_AT_ONCE)
-            for n in [min(BYTES_AT_ONCE, one.nbytes - at)]
+        codes, other = self._weight.codes, requantized.codes
+        return codes.nbytes == other.nbytes and all(
+            codes.file.read(codes.offset + at, n) == other.file.read(other.offset + at, n)
+            for at in range(0, codes.nbytes, BYTES_AT_ONCE)
+            for n in [min(BYTES_AT_ONCE, codes.nbytes - at)]
         )
 
     def _chunks(self, weight: Weight) -> Iterator[Chunk]:
@@ -149,38 +154,38 @@ class _Tracer:
             off.add(chunk, test.find_differences(*self._reader.read_values(chunk)).nonzero())
         return Trace(is_copy=not off.n, off=off)
 
-    def _compare(self, made: Weight, most: int) -> tuple[Places, float]:
+    def _compare(self, other: Weight, max_unlike: int) -> tuple[Places, float]:
         """Return the values that differ from those of another weight, and the largest relative difference.
 
-        The comparison ends with the chunk in which more than ``most`` differ.
+        The comparison ends with the chunk in which more than ``max_unlike`` values differ.
         """
         reader, unlike, farthest = Reader(), Places(), 0.0
-        for chunk in self._chunks(made):
-            x, y = reader.read_both((made, self._weight), chunk)
+        for chunk in self._chunks(other):
+            x, y = reader.read_both((other, self._weight), chunk)
             if torch.equal(x.view(torch.int32), y.view(torch.int32)):
                 continue
             differ = x.view(torch.int32) != y.view(torch.int32)
             unlike.add(chunk, differ.nonzero())
             farthest = max(farthest, float(((y - x).abs() / x.abs())[differ].nan_to_num(nan=inf).amax()))
-            if unlike.n > most:
+            if unlike.n > max_unlike:
                 break
         return unlike, farthest
 
-    def _trace_codes(self, found: Trace) -> Trace:
-        """Add what the nearest levels tell."""
+    def _trace_codes(self, trace: Trace) -> Trace:
+        """Return the trace with the result of comparing each code with the nearest level."""
         if self._coded.levels is None or self._coded.shape != self._weight.shape:
-            return found._replace(reason="its codes stand for several elements each, or no level is theirs alone")
+            return trace._replace(reason="its codes stand for several elements each, or no level is theirs alone")
         counts: list[Places] = []
         for arithmetic in list_arithmetics(self._pair):
             checked = self._check_codes(self._coded.levels, arithmetic)
             if checked is None:
-                return found._replace(reason="its scales are unknown")
+                return trace._replace(reason="its scales are unknown")
             off, free = checked
             counts.append(off)
             is_fine = arithmetic.margin == FLOAT32.margin
-            if not off.n and (is_fine or counts[0].n * PLAUSIBLE >= free):
-                return found._replace(arithmetic=arithmetic.name, is_fine=is_fine, free=free)
-        return found._replace(off=min((off for off in counts if off.n), key=lambda off: off.n), moved=counts[0])
+            if not off.n and (is_fine or counts[0].n * FREE_CODES_PER_MOVED >= free):
+                return trace._replace(arithmetic=arithmetic.name, is_fine=is_fine, free=free)
+        return trace._replace(off=min((off for off in counts if off.n), key=lambda off: off.n), moved=counts[0])
 
     def _check_codes(self, levels: Levels, arithmetic: Arithmetic) -> tuple[Places, int] | None:
         """Return the codes that an arithmetic does not explain, and how many are free; None if scales are unknown.

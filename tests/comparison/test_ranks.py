@@ -41,7 +41,8 @@ def free_port():
 SMALL_PIECES = """
 import sys, time
 from quanterr.comparison import ranks, scheduler
-scheduler.CPU_CHUNK, scheduler.CHUNKS_AT_ONCE, scheduler.PIECE, scheduler.SMALL = 1 << 13, 2, 1 << 15, 1 << 12
+scheduler.CPU_CHUNK, scheduler.CHUNKS_AT_ONCE = 1 << 13, 2
+scheduler.PIECE_ELEMENTS, scheduler.SMALL_ELEMENTS = 1 << 15, 1 << 12
 claim = ranks.Ranks.claim
 def claim_beside_another(own, key):
     is_own = claim(own, key)

@@ -156,7 +156,7 @@ class TestMany:
     def _small_ranges(self, monkeypatch):
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 12)
         monkeypatch.setattr(scheduler, "DEVICE_CHUNK", 1 << 12)
-        monkeypatch.setattr(scheduler, "SMALL", 1)
+        monkeypatch.setattr(scheduler, "SMALL_ELEMENTS", 1)
 
     def test_workers_on_separate_streams_give_the_same_sums(self, tmp_path):
         files = stored(tmp_path, a=(20, 1000), b=(10, 800), c=(8, 8))
