@@ -191,7 +191,7 @@ def _run_app() -> int:
 
 
 def _report_crash(error: Exception) -> Status:
-    """Print an error that is not quanterr's own: a lack of memory, of disk or of torch, or a bug."""
+    """Print an error that quanterr does not raise itself: a lack of memory, of disk or of torch, or a bug."""
     if is_out_of_memory(error):
         why = f" ({escape_text(str(error))})" if str(error) else ""
         print(f"quanterr: out of memory{why}: the run needs more than is available or allowed", file=sys.stderr)

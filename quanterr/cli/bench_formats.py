@@ -30,30 +30,30 @@ def bench_formats(options: BenchOptions, show: Annotated[Display, TABLE_OPTIONS]
     """  # noqa: E501 - an example is one line
     require_memory_for_torch()
     from quanterr.recipes import PRESETS, parse_recipes
-    from quanterr.recipes.synthetic import bench_formats as measured
+    from quanterr.recipes.synthetic import bench_formats as bench
 
     recipes = parse_recipes(options.to or PRESETS, options.scales)
-    found = measured(recipes, options.rows, options.columns, options.seed)
+    results = bench(recipes, options.rows, options.columns, options.seed)
     with guard_stdout():
         if show.as_json:
             shape = [options.rows, options.columns]
             fields = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "seed": options.seed, "shape": shape}
-            print(strict_json.dumps({**fields, "rows": [row._asdict() for row in found]}), flush=True)
+            print(strict_json.dumps({**fields, "rows": [row._asdict() for row in results]}), flush=True)
         else:
-            _show(found, show.colors)
+            _show(results, show.colors)
 
 
-def _show(found: "list[BenchResult]", color: Color) -> None:
+def _show(results: "list[BenchResult]", color: Color) -> None:
     from quanterr.outputs.sections import Column, Table
     from quanterr.outputs.terminal import make_console, print_table
 
-    kinds = list(dict.fromkeys(row.weights for row in found))
-    names = list(dict.fromkeys(row.recipe for row in found))
-    by_place = {(row.recipe, row.weights): row for row in found}
+    kinds = list(dict.fromkeys(row.weights for row in results))
+    names = list(dict.fromkeys(row.recipe for row in results))
+    by_place = {(row.recipe, row.weights): row for row in results}
     rows = []
     for name in names:
-        own = [by_place[name, kind] for kind in kinds]
-        cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in own]
-        rows.append([name, f"{own[0].bits_per_weight:.4g}", *cells])
+        per_kind = [by_place[name, kind] for kind in kinds]
+        cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in per_kind]
+        rows.append([name, f"{per_kind[0].bits_per_weight:.4g}", *cells])
     columns = [Column("bits/w", 0), *(Column(kind, n + 1) for n, kind in enumerate(kinds))]
     print_table(Table("SNR in dB on synthetic weights", "recipe", columns, rows), make_console(sys.stdout, color))

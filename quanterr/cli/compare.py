@@ -94,7 +94,7 @@ def compare(
             deliver(error.document, to, show, Status.USAGE, view=_view)
             raise
         warn(report.findings)
-        if not report.complete:  # what was not looked at is not shown
+        if not report.complete:  # a statement must not be written for tensors that the run did not reach
             to = [target for target in to if target.output is not STATEMENT]
         status = decide_status(report, show.allow_partial, interrupt)
         deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to), _view)
@@ -109,13 +109,13 @@ def _view(report: "Report", show: Display) -> "View":
     return view(report, show.top, show.sort_by)
 
 
-def _resolve_sides(*given: str | None) -> tuple[str, str]:
+def _resolve_sides(*paths: str | None) -> tuple[str, str]:
     """Return the paths of original and quantized, each given as an argument or an option.
 
     Raises:
         UsageError: a side is missing or given twice.
     """
-    *arguments, original, quantized = given
+    *arguments, original, quantized = paths
     left = [argument for argument in arguments if argument is not None]
     sides = [option if option is not None else left.pop(0) if left else None for option in (original, quantized)]
     if left:

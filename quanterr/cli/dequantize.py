@@ -46,12 +46,12 @@ def dequantize(
 
     with Interrupt(keeps=False) as interrupt, ExitStack() as stack:
         shown = None if quiet else stack.enter_context(closing(show_bytes(sys.stderr.isatty())))
-        made = dequantize_checkpoint(model, Path(output), replace(options, on_progress=shown, stop=interrupt.stop))
+        result = dequantize_checkpoint(model, Path(output), replace(options, on_progress=shown, stop=interrupt.stop))
     if quiet:
         return
-    decoded = ", ".join(f"{display(name)}: {count(n, 'weight')}" for name, n in made.formats.items()) or "nothing"
-    rounded = "" if made.rounding_db is None else f"; rounded to the dtype at {made.rounding_db:.2f} dB"
-    print(f"wrote {display(made.path)}: {size(made.nbytes)} in {count(len(made.files), 'file')}")
-    print(f"decoded {decoded}; copied {count(made.copied, 'tensor')}{rounded}")
-    for reason, n in made.left_out.items():
+    decoded = ", ".join(f"{display(name)}: {count(n, 'weight')}" for name, n in result.formats.items()) or "nothing"
+    rounded = "" if result.rounding_db is None else f"; rounded to the dtype at {result.rounding_db:.2f} dB"
+    print(f"wrote {display(result.path)}: {size(result.nbytes)} in {count(len(result.files), 'file')}")
+    print(f"decoded {decoded}; copied {count(result.copied, 'tensor')}{rounded}")
+    for reason, n in result.left_out.items():
         print(f"left out {count(n, 'tensor')} of the original: {reason}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quanterr.outputs.sections import View
 
 TOP_LAYERS = 10  # in tables, by default
-FAILURES = (Status.UNREADABLE, Status.ENVIRONMENT, Status.BUG)  # not wrong usage: a typo replaces no report
+FAILURE_STATUSES = (Status.UNREADABLE, Status.ENVIRONMENT, Status.BUG)  # not wrong usage: a typo replaces no report
 Color = Literal["auto", "always", "never"]
 
 
@@ -88,30 +88,32 @@ class Display(CheckedOptions):
         from quanterr.outputs import OUTPUTS
         from quanterr.outputs.files import check_targets
 
-        given = [fspath(path) for path in inputs if isinstance(path, str | PathLike)]
-        _awaited[:] = check_targets(list(self.outputs), given, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS)
-        return list(_awaited)
+        input_paths = [fspath(path) for path in inputs if isinstance(path, str | PathLike)]
+        _awaited_targets[:] = check_targets(
+            list(self.outputs), input_paths, no_clobber=self.no_clobber, outputs=outputs or OUTPUTS
+        )
+        return list(_awaited_targets)
 
 
-_awaited: list["Target"] = []  # requested outputs of which none holds a result of this run yet
+_awaited_targets: list["Target"] = []  # requested outputs of which none holds a result of this run yet
 
 
-def write_result(found: object, target: "Target", **more: object) -> None:
+def write_result(result: object, target: "Target", **more: object) -> None:
     """Write a result to a target, as :func:`quanterr.outputs.files.write_output` does."""
     from quanterr.outputs.files import write_output
 
-    write_output(found, target, **more)
-    if target in _awaited:
-        _awaited.remove(target)
+    write_output(result, target, **more)
+    if target in _awaited_targets:
+        _awaited_targets.remove(target)
 
 
 def write_failures(message: str, status: int) -> None:
     """Write an error to each requested output that has no result; an older one there would pass for this run's."""
-    if not _awaited or status not in FAILURES or is_other_rank():
+    if not _awaited_targets or status not in FAILURE_STATUSES or is_other_rank():
         return
     from quanterr.outputs.failure import write_failure
 
-    for target in _awaited:
+    for target in _awaited_targets:
         with suppress(ResourceError):  # the error that is reported may be the full disk
             write_failure(target, escape_text(message), status)
 
@@ -137,7 +139,7 @@ def guard_stdout() -> Iterator[None]:
 
 
 def deliver(
-    found: "Result",
+    document: "Result",
     to: "Sequence[Target]",
     display: Display,
     status: int | None = None,
@@ -164,23 +166,23 @@ def deliver(
         try:
             for target in to:
                 if target.path is not None:
-                    write_result(found, target, **more.get(target.output.name, {}))
+                    write_result(document, target, **more.get(target.output.name, {}))
                     wrote.append(str(target.path))
         finally:
             if display.quiet:
-                print(found.brief(), file=sys.stderr)
+                print(document.brief(), file=sys.stderr)
             elif not display.as_json:
                 from quanterr.outputs import terminal
 
                 stream = sys.stderr if to_stdout else sys.stdout
                 tables = display.verbose or display.top_layers is not None
-                shown: View = found.view(display.top) if view is None else view(found, display)
+                shown: View = document.view(display.top) if view is None else view(document, display)
                 outcome = terminal.Outcome(status, wrote, next_step)
                 console = terminal.make_console(stream, display.colors)
                 terminal.show(shown, console, outcome, tables, not display.no_plot)
                 stream.flush()
         for target in to_stdout:
-            write_result(found, target, **more.get(target.output.name, {}))
+            write_result(document, target, **more.get(target.output.name, {}))
         if display.as_json and not to_stdout:
-            found.write_json(sys.stdout)
+            document.write_json(sys.stdout)
             sys.stdout.flush()

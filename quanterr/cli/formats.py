@@ -1,4 +1,4 @@
-"""``quanterr formats`` and ``quanterr schema``: what quanterr reads and writes."""
+"""``quanterr formats`` lists the formats that quanterr reads, ``quanterr schema`` prints the schemas that it writes."""
 
 import json
 import sys
@@ -45,28 +45,28 @@ def formats(
     if name is None:
         _list_formats(FORMATS, show.as_json, colored)
         return
-    found = next((row for row in FORMATS if row.name == name), None)
-    if found is None:
+    chosen = next((row for row in FORMATS if row.name == name), None)
+    if chosen is None:
         names = [row.name for row in FORMATS]
         held = sorted((known for known in names if name in known), key=lambda known: not known.startswith(name))
         near = list(dict.fromkeys([*held, *get_close_matches(name, names)]))
         description = f"did you mean {', '.join(near)}?" if name and near else f"formats are {', '.join(names)}"
         raise UsageError(f"no format named {display(name)}; {description}")
     if show.as_json:
-        print(strict_json.dumps({**_format_fields(found), "specification": found.specification.strip()}, indent=1))
+        print(strict_json.dumps({**_format_fields(chosen), "specification": chosen.specification.strip()}, indent=1))
         return
-    title = paint(found.name, "strong", colored)
-    print(f"{title}: {found.summary}\nneeds {found.stated_needs}\n\n{found.specification.strip()}")
+    title = paint(chosen.name, "strong", colored)
+    print(f"{title}: {chosen.summary}\nneeds {chosen.stated_needs}\n\n{chosen.specification.strip()}")
 
 
 def _list_recipes(as_json: bool) -> None:
     from quanterr.recipes import list_recipes
 
-    found = list_recipes()
+    summaries = list_recipes()
     if as_json:
-        print(strict_json.dumps(found, indent=1))
+        print(strict_json.dumps(summaries, indent=1))
         return
-    for name, summary in found.items():
+    for name, summary in summaries.items():
         print(f"{name:<16}{summary}")
     print("\nOther numbers in names work, too. Options: :scales=absmax|mse|p99.9|ema, :asym, :double.")
 

@@ -67,7 +67,7 @@ def gate(
         store_verdicts,
         warn_of_waivers,
     )
-    from quanterr.gates.explanation import explain_layer as explained
+    from quanterr.gates.explanation import explain_layer
     from quanterr.gates.selectors import restrict_rules
     from quanterr.gates.waivers import waive_findings
 
@@ -78,13 +78,17 @@ def gate(
     if baseline is not None and _same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
     to = show.targets([report, baseline])
-    kind = find_kind(report)
-    rules, before = prepare(gates, kind, required=True, updated=update_baseline)
-    subjects = read_subjects(report, rules, kind, compared=bool(before), strict=gates.strict_warnings)
+    document_kind = find_kind(report)
+    rules, before = prepare(gates, document_kind, required=True, updated=update_baseline)
+    subjects = read_subjects(report, rules, document_kind, compared=bool(before), strict=gates.strict_warnings)
     rules = restrict_rules(rules, judged.layers, subjects)
     verdicts = judge_subjects(subjects, rules, before)
     if explain is not None:
-        lines = [line for one in subjects for line in explained(one, rules, explain, find_counterpart(one, before))]
+        lines = [
+            line
+            for subject in subjects
+            for line in explain_layer(subject, rules, explain, find_counterpart(subject, before))
+        ]
         stream = sys.stderr if any(target.path is None for target in to) else sys.stdout
         print("\n".join(map(escape_commands, lines)), file=stream)
     for subject, verdict in zip(subjects, verdicts, strict=True):
@@ -107,7 +111,7 @@ def gate(
             print(dumps(_list_fields(whole, subjects, verdicts)), flush=True)
     if document and (to or update_baseline):
         _write_document(store_verdicts(document, subjects, verdicts), to, baseline if update_baseline else None, whole)
-    damage = [message for one in subjects for message in one.damage]
+    damage = [message for subject in subjects for message in subject.damage]
     raise typer.Exit(exit_status(whole, show.allow_partial, damage))
 
 
@@ -120,14 +124,14 @@ def _list_fields(whole: "Verdict", subjects: "Sequence[Subject]", verdicts: "Seq
     return {"schema": SCHEMA, **judged, "candidates": candidates}
 
 
-def _print_verdict(found: "Verdict", quiet: bool, colored: bool) -> None:
+def _print_verdict(verdict: "Verdict", quiet: bool, colored: bool) -> None:
     from quanterr.documents.gate_results import list_other_reasons
     from quanterr.outputs.formatting import sentence
 
-    print(f"verdict: {paint(found.verdict, TONES[found.verdict], colored)}", file=sys.stderr)
-    if quiet or found.verdict != "inconclusive":
+    print(f"verdict: {paint(verdict.verdict, TONES[verdict.verdict], colored)}", file=sys.stderr)
+    if quiet or verdict.verdict != "inconclusive":
         return
-    for reason in list_other_reasons(found):
+    for reason in list_other_reasons(verdict):
         print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
 
 

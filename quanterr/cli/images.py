@@ -39,6 +39,6 @@ def images(
     require_memory_for_torch()
     from quanterr.evaluation.images import judge_images
 
-    found = judge_images(original, quantized, rules, command_line())
-    status = exit_status(found, show.allow_partial)
-    finish(found, to, show, status, gates.baseline)
+    document = judge_images(original, quantized, rules, command_line())
+    status = exit_status(document, show.allow_partial)
+    finish(document, to, show, status, gates.baseline)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from quanterr.documents.ranking.model import Candidate, Ranking
 
 # Options of compare, rank, sweep and plan, without which the proposed command would be about other layers or errors.
-SHARED = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--cache")
-SWITCH = "--lenient"  # has no value
-MADE_BY_COMMAND = 3  # minimum number of words in a recorded command line: quanterr, the command, a path
+SHARED_OPTIONS = ("-l", "--layers-to-compare", "--exclude", "--importance", "--sensitivity", "--cache")
+SHARED_SWITCH = "--lenient"  # a shared option without a value
+MIN_COMMAND_WORDS = 3  # minimum number of words in a recorded command line: quanterr, the command, a path
 
 
 def suggest_after_report(
@@ -53,9 +53,9 @@ def suggest_after_rank(ranking: "Ranking", paths: Sequence[str], command: Sequen
 
     from quanterr.advice.runtimes import load_together
 
-    planned: list[Candidate] = []  # the best, and what a runtime loads together with it
+    planned: list[Candidate] = []  # the best candidate, and those that a runtime loads together with it
     for candidate in ranked:
-        if load_together({name for one in (*planned, candidate) for name in one.formats}):
+        if load_together({name for other in (*planned, candidate) for name in other.formats}):
             planned.append(candidate)
     bits = [candidate.bits_per_weight for candidate in planned if candidate.bits_per_weight is not None]
     if len(bits) < 2:
@@ -78,33 +78,33 @@ def suggest_after_plan(plan: "Plan", command: Sequence[str]) -> str:
     return _join_command([*words, "--export", programs[0]]) if programs else ""
 
 
-def suggest_for_stored(found: "Document") -> str:
+def suggest_for_stored(document: "Document") -> str:
     """Propose the command that the run of a stored document proposed; empty if it proposed none."""
     from quanterr.documents.comparison.model import Report
 
-    command = found.run.command
-    if len(command) < MADE_BY_COMMAND:
+    command = document.run.command
+    if len(command) < MIN_COMMAND_WORDS:
         return ""
-    if isinstance(found, Report):
-        return suggest_after_report(found, (found.original.path, found.quantized.path), command, command)
+    if isinstance(document, Report):
+        return suggest_after_report(document, (document.original.path, document.quantized.path), command, command)
     from quanterr.documents.plan.model import Plan
     from quanterr.documents.ranking.model import Ranking
 
-    if isinstance(found, Ranking):
-        files = [one.path for one in found.candidates if one.path in command]
-        return suggest_after_rank(found, [found.original, *files], command)
-    return suggest_after_plan(found, command) if isinstance(found, Plan) else ""
+    if isinstance(document, Ranking):
+        files = [candidate.path for candidate in document.candidates if candidate.path in command]
+        return suggest_after_rank(document, [document.original, *files], command)
+    return suggest_after_plan(document, command) if isinstance(document, Plan) else ""
 
 
 def _list_shared(command: Sequence[str]) -> list[str]:
     """Return the shared options of a command with their values."""
-    found: list[str] = []
+    options: list[str] = []
     for n, word in enumerate(command):
-        if word in SHARED:
-            found += command[n : n + 2]
-        elif word == SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED))):  # also -lattn
-            found.append(word)
-    return found
+        if word in SHARED_OPTIONS:
+            options += command[n : n + 2]
+        elif word == SHARED_SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED_OPTIONS))):  # also -lattn
+            options.append(word)
+    return options
 
 
 def _list_inputs(original: str) -> list[str]:

@@ -19,7 +19,7 @@ def warn(findings: "Iterable[Finding]") -> None:
     from quanterr.findings.files import NOTE
     from quanterr.outputs.formatting import sentence
 
-    for message in dict.fromkeys(sentence(found.message) for found in findings if found.code == NOTE):
+    for message in dict.fromkeys(sentence(finding.message) for finding in findings if finding.code == NOTE):
         print(f"quanterr: warning: {message}", file=sys.stderr)
 
 

@@ -60,13 +60,13 @@ def open_run(
         opened: Opened = list(paths)
         if this_process().world == 1:
             opener: Callable[..., Any] = open_checkpoints if needs is None else open_readable
-            found = stack.enter_context(opener(paths, options.lenient, options.cache))
-            require_readable(found[:1], 1)
-            require_readable(found[1:], needs or 0)
+            checkpoints = stack.enter_context(opener(paths, options.lenient, options.cache))
+            require_readable(checkpoints[:1], 1)
+            require_readable(checkpoints[1:], needs or 0)
             if isinstance(options, ComparisonOptions) and options.importance is not None:
                 CheckpointFile(Path(options.importance)).close()
-            stack.enter_context(read_ahead([side for side in found if isinstance(side, Checkpoint)]))
-            opened = found
+            stack.enter_context(read_ahead([side for side in checkpoints if isinstance(side, Checkpoint)]))
+            opened = checkpoints
         silent = quiet or is_other_rank()
         shown: Any = None if silent else stack.enter_context(closing(progress(sys.stderr.isatty())))
         yield opened, replace(options, on_progress=shown, stop=interrupt.stop, command=tuple(command_line()))

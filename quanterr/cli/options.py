@@ -26,7 +26,7 @@ class _PlainSwitches:
         return params
 
 
-BRIEF = "quanterr.brief"  # key of a context's meta: its help leaves out rare options
+BRIEF_HELP_KEY = "quanterr.brief"  # key of a context's meta: its help leaves out rare options
 
 
 class Command(_PlainSwitches, TyperCommand):
@@ -34,20 +34,20 @@ class Command(_PlainSwitches, TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help, without rare options unless the context asks for all."""
-        ctx.meta.setdefault(BRIEF, True)
+        ctx.meta.setdefault(BRIEF_HELP_KEY, True)
         super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; in a brief help those that are not rare."""
         params = super().get_params(ctx)
-        rare = getattr(self.callback, "rare", ()) if ctx.meta.get(BRIEF) else ()
+        rare = getattr(self.callback, "rare", ()) if ctx.meta.get(BRIEF_HELP_KEY) else ()
         return [param for param in params if param.name not in rare]
 
 
 def _show_all(context: typer.Context, wanted: bool) -> None:
     """Print the help with all options, and exit."""
     if wanted and not context.resilient_parsing:  # which completion does
-        context.meta[BRIEF] = False
+        context.meta[BRIEF_HELP_KEY] = False
         typer.echo(context.get_help())
         raise typer.Exit
 
@@ -90,8 +90,8 @@ class Reworded(NamedTuple):
 
 def argument(metavar: str, help_text: str) -> ArgumentInfo:
     """Return a positional argument of a command, whose help shows no default."""
-    made: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text, show_default=False)
-    return made
+    info: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text, show_default=False)
+    return info
 
 
 Original = Annotated[str, argument("ORIGINAL", "The checkpoint before quantization.")]
@@ -114,38 +114,38 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[Callable[..., object], list[str]]] = {}  # dataclass and names of its options
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         annotation = parameter.annotation
-        kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
-        own = next((note for note in notes if isinstance(note, Option)), None)
-        if own is not None:
-            rare |= {name} if own.rare else set()
-            parameters.append(_make_parameter(name, kind, own, parameter.default))
+        type_, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+        option_note = next((note for note in notes if isinstance(note, Option)), None)
+        if option_note is not None:
+            rare |= {name} if option_note.rare else set()
+            parameters.append(_make_parameter(name, type_, option_note, parameter.default))
             continue
-        if not hasattr(kind, "__dataclass_fields__"):
+        if not hasattr(type_, "__dataclass_fields__"):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        hints, options = read_annotations(kind), list_options(kind)
+        hints, options = read_annotations(type_), list_options(type_)
         for note in notes:
             if isinstance(note, AllBut | Only):
                 is_only = isinstance(note, Only)
                 options = {key: option for key, option in options.items() if (key in note.names) == is_only}
             elif isinstance(note, Reworded):
                 options[note.name] = options[note.name]._replace(help=note.help)
-        made = [
+        added = [
             _make_parameter(field.name, get_args(hints[field.name])[0], options[field.name], field.default)
-            for field in fields(kind)
+            for field in fields(type_)
             if field.name in options
         ]
         rare |= {name for name, option in options.items() if option.rare}
-        groups[name] = kind, [option.name for option in made]
-        parameters += made
+        groups[name] = type_, [option.name for option in added]
+        parameters += added
 
     @wraps(command)
-    def wrapper(**given: object) -> None:
-        given.pop(HELP_ALL.name, None)  # typer passes options that expose no value as well
-        for name, (kind, names) in groups.items():
-            own = {field: given.pop(field) for field in names}
-            given[name] = kind(**{field: value for field, value in own.items() if value is not None})
-        command(**given)
+    def wrapper(**values: object) -> None:
+        values.pop(HELP_ALL.name, None)  # typer passes options that expose no value as well
+        for name, (type_, names) in groups.items():
+            field_values = {field: values.pop(field) for field in names}
+            values[name] = type_(**{field: value for field, value in field_values.items() if value is not None})
+        command(**values)
 
     if rare:
         parameters.append(HELP_ALL)
@@ -165,10 +165,10 @@ def _sort_key(parameter: inspect.Parameter) -> int:
     return PANELS.index(panel) if panel in PANELS else -1
 
 
-def _make_parameter(name: str, kind: object, option: Option, default: object) -> inspect.Parameter:
+def _make_parameter(name: str, type_: object, option: Option, default: object) -> inspect.Parameter:
     """Return typer's parameter for a field or parameter that is an option."""
-    repeatable = " Repeatable." if get_origin(kind) is Iterable else ""
-    kind, default = _typer_type(kind), None if default in ((), MISSING) else default
+    repeatable = " Repeatable." if get_origin(type_) is Iterable else ""
+    type_, default = _convert_type(type_), None if default in ((), MISSING) else default
     info = typer.Option(
         *list_flags(name, option),
         metavar=option.metavar,
@@ -177,14 +177,14 @@ def _make_parameter(name: str, kind: object, option: Option, default: object) ->
         show_default=default is not None and not isinstance(default, bool),
         autocompletion=getattr(completion, option.words) if option.words else None,
     )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[type_, info])
 
 
-def _typer_type(kind: object) -> object:
+def _convert_type(type_: object) -> object:
     """Return the type for typer: str for paths, a list for iterables."""
-    if get_origin(kind) is Iterable:
+    if get_origin(type_) is Iterable:
         return list[str] | None
-    if get_origin(kind) is UnionType or isinstance(kind, UnionType):
-        kinds = get_args(kind)
-        return str | None if str in kinds else kinds[0] | None
-    return kind
+    if get_origin(type_) is UnionType or isinstance(type_, UnionType):
+        members = get_args(type_)
+        return str | None if str in members else members[0] | None
+    return type_

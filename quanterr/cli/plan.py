@@ -82,28 +82,28 @@ def plan(
                 asked = replace(asked, to=list_writable(export))
                 if not show.quiet:
                     print(f"quanterr: plans with what {export} writes: {', '.join(asked.to)}", file=sys.stderr)
-            found = plan_layers(checkpoint, asked)
+            result = plan_layers(checkpoint, asked)
         if export is None or scripts:
-            deliver(found, documents, show, next_step="" if export else suggest_after_plan(found, command_line()))
+            deliver(result, documents, show, next_step="" if export else suggest_after_plan(result, command_line()))
             for target in scripts:
-                write_result(found, target, program=export)
+                write_result(result, target, program=export)
                 if not show.quiet:
                     print(f"quanterr: run: {shlex.join(['sh', str(target.path)])}", file=sys.stderr)
             return
         for target in documents:  # before the export, which a program may refuse
-            write_result(found, target)
-        _print_export(found, export, show.quiet)
+            write_result(result, target)
+        _print_export(result, export, show.quiet)
 
 
-def _print_export(found: "Plan", program: str, quiet: bool) -> None:
+def _print_export(plan: "Plan", program: str, quiet: bool) -> None:
     """Print a plan for a program, and on stderr how to use it."""
     from quanterr.outputs.formatting import MAX_SENTENCE_LENGTH
     from quanterr.planning.exports import CONSUMERS, export_command, export_plan
 
-    text = export_plan(found, program)
+    text = export_plan(plan, program)
     with guard_stdout():
         print(text, end="", flush=True)
-    if not quiet and (how := export_command(found, program)):
+    if not quiet and (how := export_command(plan, program)):
         print(
             f"quanterr: save as {CONSUMERS[program].file} and run: {display(how, MAX_SENTENCE_LENGTH)}", file=sys.stderr
         )

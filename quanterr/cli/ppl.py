@@ -28,14 +28,15 @@ def ppl(
     from quanterr.documents.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
 
     lines = read_logprobs(logprobs)
-    own = compute_perplexity(logprobs, lines)
-    found = {"schema": "quanterr.ppl", **own._asdict()}
-    texts = [f"{display(logprobs)}: PPL {own.ppl:.5g} ± {own.ppl_se:.2g} over {count(own.tokens, 'token')}"]
+    perplexity = compute_perplexity(logprobs, lines)
+    fields = {"schema": "quanterr.ppl", **perplexity._asdict()}
+    tokens = count(perplexity.tokens, "token")
+    texts = [f"{display(logprobs)}: PPL {perplexity.ppl:.5g} ± {perplexity.ppl_se:.2g} over {tokens}"]
     if baseline is not None:
         others = read_logprobs(baseline)
         base, change = compute_perplexity(baseline, others), compute_ratio(lines, others)
-        found |= {"baseline": base._asdict(), **change._asdict()}
+        fields |= {"baseline": base._asdict(), **change._asdict()}
         texts.append(f"{display(baseline)}: PPL {base.ppl:.5g} ± {base.ppl_se:.2g}")
         texts.append(f"ratio {change.ratio:.5g}; ln ratio {change.ln_ratio:.4g} ± {change.ln_ratio_se:.2g}")
     with guard_stdout():
-        print(strict_json.dumps(found) if show.as_json else "\n".join(texts), flush=True)
+        print(strict_json.dumps(fields) if show.as_json else "\n".join(texts), flush=True)

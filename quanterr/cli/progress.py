@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
     from quanterr.comparison.scheduler import Progress
 
-DELAY = 0.5  # seconds before a bar is drawn, so that short comparisons draw none
-FIRST_LINE = 10  # seconds before the first line, and the minimum between two lines
-EVERY = 30  # seconds after which a line is due without progress
-NARROW = 90  # columns; narrower bars leave out sizes and rate
-FORMAT = "{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}"
-SHORT = "{percentage:3.0f}% {bar} eta {remaining}{postfix}"
-STEP = 0.05  # share of all bytes after which a line is due, but not within FIRST_LINE seconds of the last one
+BAR_DELAY = 0.5  # seconds before a bar is drawn, so that short comparisons draw none
+MIN_LINE_INTERVAL = 10  # seconds before the first line, and the minimum between two lines
+LINE_INTERVAL = 30  # seconds after which a line is due even without progress
+NARROW_COLUMNS = 90  # columns; narrower bars leave out sizes and rate
+BAR_FORMAT = "{percentage:3.0f}% {bar} {n_fmt}iB of {total_fmt}iB, {rate_fmt}, eta {remaining}{postfix}"
+SHORT_BAR_FORMAT = "{percentage:3.0f}% {bar} eta {remaining}{postfix}"
+LINE_STEP = (
+    0.05  # share of all bytes after which a line is due, but not within MIN_LINE_INTERVAL seconds of the last one
+)
 
 
 class TerminalBar:
@@ -60,9 +62,9 @@ class Bar(TerminalBar):
             unit="iB",  # tqdm puts K, M or G before it
             unit_scale=True,
             unit_divisor=1024,
-            delay=DELAY,
+            delay=BAR_DELAY,
             mininterval=0,  # the bar is called ten times per second
-            bar_format=SHORT if columns < NARROW else FORMAT,
+            bar_format=SHORT_BAR_FORMAT if columns < NARROW_COLUMNS else BAR_FORMAT,
         )
 
 
@@ -87,7 +89,7 @@ class Heartbeat:
         now = time.monotonic()
         total = max(progress.total_bytes, 1)
         moved = (progress.done_bytes - self._last_done) / total
-        if now - self._last < (FIRST_LINE if moved >= STEP else EVERY):
+        if now - self._last < (MIN_LINE_INTERVAL if moved >= LINE_STEP else LINE_INTERVAL):
             return
         self._last, self._last_done = now, progress.done_bytes
         rate = progress.done_bytes / (now - self._started)
@@ -100,7 +102,7 @@ class Heartbeat:
         )
 
     def close(self) -> None:
-        """Do nothing: lines stay."""
+        """Do nothing: printed lines stay in the terminal."""
 
 
 def show_bytes(terminal: bool) -> Bar | Heartbeat:
@@ -121,13 +123,13 @@ class Steps:
         done, total, now = unit * batches + batch, units * batches, time.monotonic()
         words = f"unit {unit + 1:,}/{units:,}"
         if self._bar is not None:
-            self._bar.show(done, total, words, bar_format=SHORT)
-        elif now - self._last >= EVERY:
+            self._bar.show(done, total, words, bar_format=SHORT_BAR_FORMAT)
+        elif now - self._last >= LINE_INTERVAL:
             self._last = now
             left = (now - self._started) * (total - done) / done
             print(f"progress {100 * done / total:.0f}% {words} eta {left:.0f} s", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Remove the bar; lines stay."""
+        """Remove the bar; printed lines stay in the terminal."""
         if self._bar is not None:
             self._bar.close()

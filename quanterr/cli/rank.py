@@ -85,7 +85,7 @@ def run(
     with Interrupt() as interrupt:
         with open_run(paths, options, interrupt, show.quiet, needs=needs) as opened:
             ranking = make(*opened)
-        warn(found for candidate in ranking.candidates for found in candidate.findings)
+        warn(finding for candidate in ranking.candidates for finding in candidate.findings)
         status = decide_status(ranking, show.allow_partial, interrupt)
         if any(candidate.unreadable for candidate in ranking.candidates):
             status = status if status > Status.INCONCLUSIVE else Status.UNREADABLE  # an interrupted run says so

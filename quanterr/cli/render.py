@@ -71,26 +71,26 @@ def render(
         raise UsageError("--append belongs to --update README.md: give both")
     if to and len(outputs) > 1:
         raise UsageError("--to is for one output; give several by their suffixes: -o report.html -o report.csv")
-    given = outputs or ([STDOUT] if to else [])
-    targeted = check_targets(given, [stored], by_name.get(to or ""), show.no_clobber, CANDIDATE_OUTPUTS)
-    found = read_document(stored)
+    requested = outputs or ([STDOUT] if to else [])
+    targeted = check_targets(requested, [stored], by_name.get(to or ""), show.no_clobber, CANDIDATE_OUTPUTS)
+    content = read_document(stored)
     page = None
-    if evaluation is not None and isinstance(found, Ranking):
-        found = add_scores(found, read_stored(evaluation, Evaluation), evaluation)
+    if evaluation is not None and isinstance(content, Ranking):
+        content = add_scores(content, read_stored(evaluation, Evaluation), evaluation)
     elif evaluation is not None:
-        page = _view_with_evaluation(evaluation, found, targeted)
+        page = _view_with_evaluation(evaluation, content, targeted)
     with guard_stdout():
         if document:
             from quanterr.views.evaluation.front_matter import put_front_matter
 
-            finish = partial(put_front_matter, evaluation=found) if isinstance(found, Evaluation) else None
-            update_section(document, found, by_name["md"], append, finish)
+            finish = partial(put_front_matter, evaluation=content) if isinstance(content, Evaluation) else None
+            update_section(document, content, by_name["md"], append, finish)
         for target in targeted:
             more: dict[str, object] = {}
             if target.output.name == "html":
-                more = {"view": page} if page else {"next_step": suggest_for_stored(found)}
-            write_output(found, target, **more)
-        print(found.brief(), file=sys.stderr)
+                more = {"view": page} if page else {"next_step": suggest_for_stored(content)}
+            write_output(content, target, **more)
+        print(content.brief(), file=sys.stderr)
 
 
 def _view_with_evaluation(evaluation: str, report: "Document", to: "list[Target]") -> "View":

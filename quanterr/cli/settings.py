@@ -24,10 +24,10 @@ from quanterr.util.toml_file import read_toml
 
 FILE, PROJECT = "quanterr.toml", "pyproject.toml"
 PREFIX = "QUANTERR"
-WEIGHTS = (".safetensors", ".sft", ".gguf", ".onnx", ".bin", ".pt", ".pth", ".ckpt")
-FILES = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
-NAMED = "[NAME=]"  # begins the metavar of files that may have a name
-INPUTS = ("original", "quantized")  # these must be on the command line
+WEIGHT_SUFFIXES = (".safetensors", ".sft", ".gguf", ".onnx", ".bin", ".pt", ".pth", ".ckpt")
+FILE_METAVARS = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
+NAME_PREFIX = "[NAME=]"  # the metavar of an option for files that may have a name begins with it
+INPUT_OPTIONS = ("original", "quantized")  # these must be on the command line
 
 
 def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
@@ -61,8 +61,8 @@ def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
 def _list_options(command: Any) -> dict[str, TyperOption]:
     """Return the options of a command that settings may have, by their long names."""
     options = (param for param in command.params if isinstance(param, TyperOption) and param.expose_value)
-    found = {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
-    return {name: option for name, option in found.items() if name not in INPUTS}
+    by_name = {name[2:]: option for option in options for name in option.opts if name.startswith("--")}
+    return {name: option for name, option in by_name.items() if name not in INPUT_OPTIONS}
 
 
 def _find_settings() -> tuple[Path, JsonObject] | None:
@@ -109,21 +109,21 @@ def _read_tables(path: Path) -> JsonObject | None:
 
 def _holds_weights(folder: Path) -> bool:
     try:
-        return any(name.endswith(WEIGHTS) for name in os.listdir(folder))
+        return any(name.endswith(WEIGHT_SUFFIXES) for name in os.listdir(folder))
     except OSError:
         return True
 
 
-def _check_names(given: JsonFields, known: JsonFields, path: Path, kind: str) -> None:
-    for name in given:
+def _check_names(fields: JsonFields, known: JsonFields, path: Path, noun: str) -> None:
+    for name in fields:
         if name not in known:
-            raise UsageError(f"{display(str(path))}: {_describe_unknown(name, known, kind)}")
+            raise UsageError(f"{display(str(path))}: {_describe_unknown(name, known, noun)}")
 
 
-def _describe_unknown(name: str, known: JsonFields, kind: str) -> str:
+def _describe_unknown(name: str, known: JsonFields, noun: str) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {listed(sorted(known), 40)}"
-    return f"no {kind} named {display(name)}; {hint}"
+    return f"no {noun} named {display(name)}; {hint}"
 
 
 def _check_value(option: TyperOption, value: object, where: str) -> object:
@@ -148,14 +148,14 @@ def _check_value(option: TyperOption, value: object, where: str) -> object:
 def _resolve_paths(path: Path, option: TyperOption, value: object) -> object:
     """Make file names relative to the settings file; leave ``-``, addresses and names as they are."""
     metavar = option.metavar or ""
-    if metavar.removeprefix(NAMED) not in FILES or path.parent == Path.cwd():
+    if metavar.removeprefix(NAME_PREFIX) not in FILE_METAVARS or path.parent == Path.cwd():
         return value
     if isinstance(value, list):
         return [_resolve_paths(path, option, item) for item in value]
-    given = str(value)  # a name may be a number
-    name, named, file = given.partition("=") if metavar.startswith(NAMED) and "=" in given else ("", "", given)
-    is_name = file.startswith(MADE_UP_CALLS) or (option.name == "thresholds" and not Path(given).suffix)
-    return given if file == "-" or "://" in file or is_name else f"{name}{named}{path.parent / file}"
+    text = str(value)  # a name may be a number
+    name, named, file = text.partition("=") if metavar.startswith(NAME_PREFIX) and "=" in text else ("", "", text)
+    is_name = file.startswith(MADE_UP_CALLS) or (option.name == "thresholds" and not Path(text).suffix)
+    return text if file == "-" or "://" in file or is_name else f"{name}{named}{path.parent / file}"
 
 
 def _read_environment(command: str, commands: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
@@ -166,8 +166,8 @@ def _read_environment(command: str, commands: Mapping[str, Any]) -> Iterator[tup
     Raises:
         UsageError: a variable is unknown or empty.
     """
-    given = sorted(name for name in os.environ if name.startswith(f"{PREFIX}_"))
-    if not given:
+    variables = sorted(name for name in os.environ if name.startswith(f"{PREFIX}_"))
+    if not variables:
         return
     from quanterr.kernel.library import VARIABLE as KERNEL
 
@@ -176,7 +176,7 @@ def _read_environment(command: str, commands: Mapping[str, Any]) -> Iterator[tup
         for name, known in commands.items()
         for key, option in _list_options(known).items()
     }
-    for variable in given:
+    for variable in variables:
         if variable == KERNEL:
             continue
         if variable not in settings:

@@ -36,13 +36,13 @@ def report_verdict(
 
 
 def finish(
-    found: "Document", to: "list[Target]", show: Display, status: int, baseline: object, next_step: str = ""
+    document: "Document", to: "list[Target]", show: Display, status: int, baseline: object, next_step: str = ""
 ) -> NoReturn:
     """Write and print a judged document, print the gates of its candidates, and exit with the status."""
-    deliver(found, to, show, status, next_step)
-    for candidate in getattr(found, "candidates", [found]):
+    deliver(document, to, show, status, next_step)
+    for candidate in getattr(document, "candidates", [document]):
         report_verdict(candidate, getattr(candidate, "name", None))
-    summarize(found, baseline)
+    summarize(document, baseline)
     raise typer.Exit(status)
 
 

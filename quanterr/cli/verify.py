@@ -38,11 +38,11 @@ def verify(
 
     if again and original is None:
         raise UsageError("--again: the comparison needs the original; give --original PATH")
-    found = read_statement(statement)
+    stated = read_statement(statement)
     require_memory_for_torch()
     from quanterr.comparison.statement_check import check_files, compare_again
 
-    predicate = found.predicate
+    predicate = stated.predicate
     options = CompareOptions(
         lenient=reading.lenient,
         cache=reading.cache,
@@ -50,14 +50,16 @@ def verify(
         importance=predicate.options.importance,
         command=command_line(),
     )
-    files = [f"{count(check_files(quantized, found.subject, 'quantized', options), 'file')} of the quantized side"]
+    files = [f"{count(check_files(quantized, stated.subject, 'quantized', options), 'file')} of the quantized side"]
     if original is not None:
         n = check_files(original, predicate.materials, "original", options)
         files.append(f"{n:,} of the original")
     if again and original is not None:
         with Interrupt() as interrupt:
-            compare_again(found, original, quantized, replace(options, stop=interrupt.stop))
-    sizes = ", ".join(f"{size.tensors:,} {kind.replace('_', ' ')}" for kind, size in predicate.classes.items())
+            compare_again(stated, original, quantized, replace(options, stop=interrupt.stop))
+    sizes = ", ".join(
+        f"{size.tensors:,} {origin_class.replace('_', ' ')}" for origin_class, size in predicate.classes.items()
+    )
     done = "; compared again, with the same result" if again else ""
     print(f"verified: {' and '.join(files)} as stated{done}; {display(predicate.verdict)}: {sizes}")
     if predicate.verdict != SHOWN:

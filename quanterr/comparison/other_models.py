@@ -1,4 +1,4 @@
-"""Two checkpoints without a tensor of the same name: is one of another architecture, or do only the names differ?"""
+"""Decides whether two checkpoints without common tensor names are different models, or differ only in names."""
 
 import re
 

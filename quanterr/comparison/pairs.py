@@ -1,4 +1,4 @@
-"""The weights that a comparison pairs, as tensors: for metrics of one's own."""
+"""Iterates over the weights that a comparison pairs, as tensors, so that users can compute further metrics."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

@@ -17,7 +17,7 @@ from quanterr.documents.diff.reports.model import Diff, FormatChange, Totals
 from quanterr.documents.document import Document
 from quanterr.documents.kinds import KINDS, DocumentKind, find_kind, read_document
 from quanterr.documents.reading import read_report
-from quanterr.documents.subjects import WIDTH, Item, Subject
+from quanterr.documents.subjects import HALF_WIDTH, Item, Subject
 from quanterr.errors import UsageError
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
@@ -205,6 +205,6 @@ def _compare_metrics(was: Subject, now: Subject) -> Iterator[MetricChange]:
             continue
         errors = was.errors.get(metric), now.errors.get(metric)
         error = hypot(*(e for e in errors if e is not None)) if None not in errors else None
-        chance = None if error is None else abs(new - old) <= WIDTH * error
+        chance = None if error is None else abs(new - old) <= HALF_WIDTH * error
         word: Word = "unchanged" if new == old else "better" if (new < old) == (score.better == "lower") else "worse"
         yield MetricChange(metric, old, new, new - old, error, chance, word)

@@ -18,7 +18,7 @@ from quanterr.util.text import display
 
 _encoder = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder().encode
-SEVERITIES = ("error", "warning", "info")  # severities of findings, the most severe first
+SEVERITIES = ("error", "warning", "info")  # of findings, in decreasing order
 _INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # NaN and infinity in MessagePack; rarely other bytes
 
 
@@ -127,17 +127,17 @@ def _may_be_infinite(values: Sequence[object]) -> bool:
 def _require_finite(values: Iterable[Any]) -> None:
     """Raise ValueError for NaN and infinity, which the encoder would write as null."""
     for value in values:
-        kind = value.__class__
-        if kind is float:
+        value_type = value.__class__
+        if value_type is float:
             if not isfinite(value):
                 raise ValueError(f"{value} is not JSON")
-        elif kind is str or kind is int or value is None:
+        elif value_type is str or value_type is int or value is None:
             pass
-        elif kind is list or kind is tuple:
+        elif value_type is list or value_type is tuple:
             _require_finite(value)
-        elif kind is dict:
+        elif value_type is dict:
             _require_finite(value.values())
         elif isinstance(value, Struct):
             _require_finite(astuple(value))
-        elif kind is not bool:
-            raise TypeError(f"a {kind.__name__} cannot be part of a document: its numbers would not be checked")
+        elif value_type is not bool:
+            raise TypeError(f"a {value_type.__name__} cannot be part of a document: its numbers would not be checked")

@@ -9,8 +9,8 @@ from zlib import crc32
 
 from quanterr.util import strict_json
 
-BLOCK = 1 << 16  # bytes per read: buffers of 128 KiB or more would be mapped and cleared on every read
-END = 1 << 16  # bytes at the end of a document that hold its checksum and ``run``
+READ_BYTES = 1 << 16  # bytes per read: buffers of 128 KiB or more would be mapped and cleared on every read
+TAIL_BYTES = 1 << 16  # bytes at the end of a document that hold its checksum and ``run``
 SEPARATOR = b",\n"
 KEY = SEPARATOR + b'"checksum": "'
 EDITED = "its checksum does not match: it was edited"
@@ -32,12 +32,12 @@ def check_blocks(file: IO[bytes]) -> Iterator[bytes]:
             very long.
     """
     size = file.seek(0, SEEK_END)
-    file.seek(max(0, size - END))
+    file.seek(max(0, size - TAIL_BYTES))
     tail = file.read()
     at, crc = tail.rfind(KEY), 0
     left = size - len(tail) + at if at >= 0 else 0
     file.seek(0)
-    while block := file.read(min(BLOCK, left)):
+    while block := file.read(min(READ_BYTES, left)):
         block += file.readline(left - len(block))
         left, crc = left - len(block), crc32(block, crc)
         yield block
@@ -49,10 +49,10 @@ def check_blocks(file: IO[bytes]) -> Iterator[bytes]:
 def _matches(tail: bytes, crc: int) -> bool:
     """Return whether the end of a document holds this checksum and ``run``, and nothing else."""
     try:
-        found = strict_json.loads(b"{" + tail)
+        fields = strict_json.loads(b"{" + tail)
     except strict_json.InvalidJson:
         return False
-    return bool(found.keys() == {"checksum", "run"} and found["checksum"] == f"{crc:08x}")
+    return bool(fields.keys() == {"checksum", "run"} and fields["checksum"] == f"{crc:08x}")
 
 
 @cache  # warn once about a file that is read twice

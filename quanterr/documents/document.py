@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 Frame = Any  # a pandas.DataFrame: pandas is optional
 View = Any  # a View of outputs/sections.py, a room above
-LINE = 150  # maximum length of the conclusion in ``repr``
+MAX_CONCLUSION_LENGTH = 150  # characters of the conclusion in ``repr``
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-NEXT = ",\n  "  # between the items of a list
-PLAIN = (str, int, float, NoneType)  # values of the cells of a data frame
-AT_ONCE = 64  # items of a list that are encoded at once
+ITEM_SEPARATOR = ",\n  "  # between the items of a list
+CELL_TYPES = (str, int, float, NoneType)  # values of the cells of a data frame
+ITEMS_AT_ONCE = 64  # items of a list that are encoded at once
 
 
 class Result:
@@ -70,7 +70,7 @@ class Result:
         return type(self).__name__.lower()
 
     def __repr__(self) -> str:
-        return f"<quanterr.{type(self).__name__} {display(self._views().answer(self), LINE)}>"
+        return f"<quanterr.{type(self).__name__} {display(self._views().answer(self), MAX_CONCLUSION_LENGTH)}>"
 
     __str__ = __repr__
 
@@ -127,19 +127,19 @@ class Result:
 
 def list_fields(part: object) -> list[tuple[str, object]]:
     """Return the names and values of the fields of a result, or of a part of one."""
-    kind = type(part)
-    names: Iterable[str] = getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ()))
+    part_type = type(part)
+    names: Iterable[str] = getattr(part_type, "__struct_fields__", getattr(part_type, "__dataclass_fields__", ()))
     return [(name, getattr(part, name)) for name in names]
 
 
 def _flatten(item: object) -> JsonObject:
-    """Return the numbers and texts of an item, and those of its parts as ``part.name``."""
-    found: JsonObject = {}
+    """Return the numbers and texts of an item under their names, and those of its parts under ``part.name``."""
+    flat: JsonObject = {}
     for name, value in list_fields(item):
-        found |= {f"{name}.{key}": inner for key, inner in list_fields(value) if isinstance(inner, PLAIN)}
-        if isinstance(value, PLAIN):
-            found[name] = value
-    return found or {"item": item}
+        flat |= {f"{name}.{key}": inner for key, inner in list_fields(value) if isinstance(inner, CELL_TYPES)}
+        if isinstance(value, CELL_TYPES):
+            flat[name] = value
+    return flat or {"item": item}
 
 
 class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
@@ -217,31 +217,33 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
     def json_schema(cls) -> JsonObject:
         """Return the JSON Schema (2020-12) of the document."""
         schema: JsonObject = msgspec.json.schema(cls)
-        own: JsonObject = schema["$defs"].pop(cls.__name__)
+        own_schema: JsonObject = schema["$defs"].pop(cls.__name__)
         name, version = (field.default for field in msgspec.structs.fields(cls)[:2])
         major = version.partition(".")[0]
-        own["properties"]["schema"] = {"const": name}
-        own["properties"]["schema_version"] = {"type": "string", "pattern": rf"^{major}\.\d+$"}
-        own["properties"]["checksum"] = checksum.SCHEMA
-        own["required"] = list(cls.__struct_encode_fields__)
-        for part in (own, *schema["$defs"].values()):
+        own_schema["properties"]["schema"] = {"const": name}
+        own_schema["properties"]["schema_version"] = {"type": "string", "pattern": rf"^{major}\.\d+$"}
+        own_schema["properties"]["checksum"] = checksum.SCHEMA
+        own_schema["required"] = list(cls.__struct_encode_fields__)
+        for part in (own_schema, *schema["$defs"].values()):
             if "description" in part:  # from a docstring, with the indentation of the code
                 part["description"] = cleandoc(part["description"])
         identity = f"urn:{name.replace('.', ':')}:{major}"  # the same for all versions that can be read with it
-        return {"$schema": DRAFT, "$id": identity} | own | {"$defs": schema["$defs"]}
+        return {"$schema": DRAFT, "$id": identity} | own_schema | {"$defs": schema["$defs"]}
 
 
 def _split_json(start: str, value: object) -> Iterator[str]:
     """Yield the JSON of a field in pieces, with a line for each item of a list and each list of a mapping."""
     if isinstance(value, list) and value and not isinstance(value[0], str):
         begin = f"{start}[\n  "
-        for n in range(0, len(value), AT_ONCE):
-            yield begin + dumps_each(value[n : n + AT_ONCE], NEXT)
-            begin = NEXT
+        for n in range(0, len(value), ITEMS_AT_ONCE):
+            yield begin + dumps_each(value[n : n + ITEMS_AT_ONCE], ITEM_SEPARATOR)
+            begin = ITEM_SEPARATOR
         yield "\n]"
-    elif isinstance(value, dict) and value and all(isinstance(own, list) for own in value.values()):
+    elif isinstance(value, dict) and value and all(isinstance(entries, list) for entries in value.values()):
         yield f"{start}{{"
-        yield from (f"{',' if n else ''}\n  {dumps(key)}: {dumps(own)}" for n, (key, own) in enumerate(value.items()))
+        yield from (
+            f"{',' if n else ''}\n  {dumps(key)}: {dumps(entries)}" for n, (key, entries) in enumerate(value.items())
+        )
         yield "\n}"
     else:
         yield f"{start}{dumps(value)}"

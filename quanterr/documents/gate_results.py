@@ -85,7 +85,7 @@ class StoredReasons(TypedDict):
 
 
 class Verdict(NamedTuple):
-    """The verdict on one subject, with its reasons and gates; ``reasons_by`` says what gave each reason."""
+    """The verdict on one subject, with its reasons and gates; ``reasons_by`` says where each reason comes from."""
 
     verdict: Word
     reasons: list[str]
@@ -124,39 +124,39 @@ def list_reasons(judged: HasGates) -> list[Reason]:
 def store_reasons(reasons: Iterable[Reason]) -> StoredReasons:
     """Return reasons as fields of a document or a :class:`Verdict`."""
     known = list(reasons)
-    return {"reasons": [one.text for one in known], "reasons_by": [one.by for one in known]}
+    return {"reasons": [reason.text for reason in known], "reasons_by": [reason.by for reason in known]}
 
 
 def list_other_reasons(judged: HasGates) -> list[str]:
-    """Return the reasons that no gate gives: outputs show gates by themselves."""
-    return [one.text for one in list_reasons(judged) if one.by != "gate"]
+    """Return the reasons that do not come from a gate: outputs show gates separately."""
+    return [reason.text for reason in list_reasons(judged) if reason.by != "gate"]
 
 
 def list_errors(findings: Sequence[Finding]) -> list[Reason]:
     """Return a reason for each code of findings that are errors."""
     errors: dict[str, list[Finding]] = {}
-    for found in findings:
-        if found.severity == "error":
-            errors.setdefault(found.code, []).append(found)
+    for finding in findings:
+        if finding.severity == "error":
+            errors.setdefault(finding.code, []).append(finding)
     more = {code: f" (and {count(len(same) - 1, 'more layer')})" for code, same in errors.items() if len(same) > 1}
     return [Reason(f"{same[0].message}{more.get(code, '')}", "finding") for code, same in errors.items()]
 
 
 def list_damage(judged: object) -> list[str]:
-    """Return the errors that were found in a result or its candidates, except of tensors that were not compared."""
+    """Return the messages of errors about a result or its candidates, but not about tensors that were not compared."""
     lost = {getattr(left, "layer_name", None) for left in getattr(judged, "not_compared", ())} - {None}
     candidates = getattr(judged, "candidates", ())
-    findings = [found for one in (judged, *candidates) for found in getattr(one, "findings", ())]
-    return [found.message for found in findings if found.severity == "error" and found.layer not in lost]
+    findings = [finding for part in (judged, *candidates) for finding in getattr(part, "findings", ())]
+    return [finding.message for finding in findings if finding.severity == "error" and finding.layer not in lost]
 
 
 def list_waived(judged: object) -> list[str]:
     """Return a text for each finding of a result that a user waived."""
     return [
-        f"{found.code}{f' of {display(found.layer)}' if found.layer else ''} until {found.waived.until}: "
-        f"{display(found.waived.reason)}"
-        for found in getattr(judged, "findings", ())
-        if found.waived
+        f"{finding.code}{f' of {display(finding.layer)}' if finding.layer else ''} until {finding.waived.until}: "
+        f"{display(finding.waived.reason)}"
+        for finding in getattr(judged, "findings", ())
+        if finding.waived
     ]
 
 

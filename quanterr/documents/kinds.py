@@ -35,7 +35,7 @@ class DocumentKind(NamedTuple):
         return import_module(f"{self.package}.values")
 
 
-FAILURE = "quanterr.failure"  # schema of what a run writes that ended without a result
+FAILURE = "quanterr.failure"  # schema of the file that a run writes if it ends without a result
 KINDS = {
     SCHEMA: DocumentKind("quanterr.documents.comparison", "Report"),
     "quanterr.ranking": DocumentKind("quanterr.documents.ranking", "Ranking"),
@@ -65,8 +65,8 @@ def find_kind(path: str) -> DocumentKind:
     is_json = start[:9].lstrip().startswith((b"{", b"["))
     if start.startswith(b"GGUF") or (start[8:9] == b"{" and not is_json):
         raise ReportError(f"{display(path)}: is a checkpoint, not a report; give the JSON that -o FILE.json wrote")
-    found = _SCHEMA.search(start)
-    schema = found[1].decode() if found else SCHEMA
+    match = _SCHEMA.search(start)
+    schema = match[1].decode() if match else SCHEMA
     if schema == FAILURE:
         raise ReportError(f"{display(path)}: the run that should have written it ended with an error: run it again")
     if schema not in KINDS:
@@ -81,7 +81,7 @@ def read_document(path: str | os.PathLike[str]) -> "Document":
     Raises:
         ReportError: the file is missing, is not such a document, or has an unknown schema version or an invalid value.
     """
-    kind = find_kind(os.fspath(path))
+    document_kind = find_kind(os.fspath(path))
     from quanterr.documents.reading import read_report, read_stored
 
-    return read_report(path) if kind == KINDS[SCHEMA] else read_stored(path, kind.model)
+    return read_report(path) if document_kind == KINDS[SCHEMA] else read_stored(path, document_kind.model)

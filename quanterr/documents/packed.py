@@ -7,11 +7,11 @@ from os import PathLike
 from typing import IO
 
 GZIP = b"\x1f\x8b"
-MOST = 1 << 32  # unpacked bytes; the report of a model with 47,000 layers has 130 million
+MAX_UNPACKED_BYTES = 1 << 32  # the report of a model with 47,000 layers has 130 million
 
 
-def open_document(path: str | PathLike[str], most: int = MOST) -> IO[bytes]:
-    """Open the file of a document for reading; one that gzip packed is unpacked, at most ``most`` bytes of it.
+def open_document(path: str | PathLike[str], max_bytes: int = MAX_UNPACKED_BYTES) -> IO[bytes]:
+    """Open the file of a document for reading; a file that gzip packed is unpacked, up to ``max_bytes``.
 
     Raises:
         OSError: the file cannot be read, or is a damaged gzip file.
@@ -22,6 +22,6 @@ def open_document(path: str | PathLike[str], most: int = MOST) -> IO[bytes]:
         return file
     with file, gzip.open(file) as unpacked:
         try:
-            return io.BytesIO(unpacked.read(most))
+            return io.BytesIO(unpacked.read(max_bytes))
         except (EOFError, zlib.error) as error:
             raise gzip.BadGzipFile(f"a damaged gzip file: {error}") from error

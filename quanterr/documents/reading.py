@@ -29,10 +29,10 @@ from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
 from quanterr.util.text import display
 
-LONG = 1000  # characters
-AGAIN = "make it again with this version"
-TENSORS = ("layers", "other_changes", "lossless")  # lists of tensors; no name is in two of them
-IDENTITY = ("layer_name", "tensor_elements", "finite", "nonfinite")  # always read for each layer
+MAX_MESSAGE_LENGTH = 1000  # characters
+MAKE_AGAIN = "make it again with this version"
+TENSOR_LISTS = ("layers", "other_changes", "lossless")  # lists of tensors; no name is in two of them
+IDENTITY_FIELDS = ("layer_name", "tensor_elements", "finite", "nonfinite")  # always read for each layer
 WORDS = {"float": "a number", "int": "an integer", "str": "a text", "bool": "true or false"}
 WORDS |= {"array": "a list", "object": "an object", "null": "null"}
 
@@ -64,13 +64,13 @@ def read_report(path: str | os.PathLike[str], metrics: Collection[str] | None = 
     return report
 
 
-def read_stored(path: str | os.PathLike[str], kind: type[Kind]) -> Kind:
+def read_stored(path: str | os.PathLike[str], model: type[Kind]) -> Kind:
     """Read a document of the given kind; warn on stderr if it was edited or has no checksum.
 
     Raises:
         ReportError: the file is missing, has another schema or an unknown schema version, or holds an invalid value.
     """
-    return _read(path, kind)[0]
+    return _read(path, model)[0]
 
 
 def read_json(path: str | os.PathLike[str]) -> tuple[bytes, JsonObject]:
@@ -98,58 +98,58 @@ def read_json(path: str | os.PathLike[str]) -> tuple[bytes, JsonObject]:
 
 
 def require_unedited(path: str | os.PathLike[str]) -> None:
-    """Check that a document is as quanterr wrote it.
+    """Check that nobody edited a document after quanterr wrote it.
 
     Raises:
         ReportError: the file cannot be read, is not strict JSON, or was edited.
     """
-    raw, own = read_json(path)
+    raw, document = read_json(path)
     if not is_unedited(raw):
-        why = EDITED if "checksum" in own else UNCHECKED
+        why = EDITED if "checksum" in document else UNCHECKED
         raise ReportError(f"{display(os.fspath(path))}: {why}; --strict-warnings accepts no such file")
 
 
 @cache
 def _select_metrics(metrics: frozenset[str]) -> type[Report]:
     """Return the class of reports whose layers have these metrics, such as "absolute_error_percentiles.p99"."""
-    names = {*IDENTITY, *(name.partition(".")[0] for name in metrics)}
+    names = {*IDENTITY_FIELDS, *(name.partition(".")[0] for name in metrics)}
     if NORM in names:  # callers need the norm to recognize the original
         names.add(FINGERPRINT)
     weights: Any = _select_fields(Layer, names)
     same: Any = _select_fields(LosslessLayer, names | {"bits_per_weight", NORM})
-    lists: Any = zip(TENSORS, (list[weights], list[weights], list[same]), strict=True)
+    lists: Any = zip(TENSOR_LISTS, (list[weights], list[weights], list[same]), strict=True)
     return defstruct("Report", lists, bases=(Report,), kw_only=True)  # type: ignore[return-value]
 
 
-def _select_fields(kind: type[Struct], names: Collection[str]) -> type[Struct]:
-    found = [field for field in fields(kind) if field.name in names]
-    chosen = [(one.name, one.type, *([] if one.required else [one.default])) for one in found]
-    return defstruct(kind.__name__, chosen, bases=(Model,), kw_only=True)
+def _select_fields(struct: type[Struct], names: Collection[str]) -> type[Struct]:
+    selected = [field for field in fields(struct) if field.name in names]
+    chosen = [(field.name, field.type, *([] if field.required else [field.default])) for field in selected]
+    return defstruct(struct.__name__, chosen, bases=(Model,), kw_only=True)
 
 
-def _read(path: str | os.PathLike[str], kind: type[Kind]) -> tuple[Kind, bytes]:
+def _read(path: str | os.PathLike[str], model: type[Kind]) -> tuple[Kind, bytes]:
     """Return a document and its JSON, which may lack the items of lists."""
     where = display(os.fspath(path))
-    schema, version = (field.default for field in fields(kind)[:2])
+    schema, version = (field.default for field in fields(model)[:2])
     major = version.partition(".")[0]
     try:
-        return _read_blocks(path, kind, f'{{\n"schema": "{schema}",\n"schema_version": "{major}.'.encode())
+        return _read_blocks(path, model, f'{{\n"schema": "{schema}",\n"schema_version": "{major}.'.encode())
     except (OSError, ValueError, DecodeError, RecursionError):  # edited or invalid: reading the whole yields the reason
         pass
-    raw, own = read_json(path)
-    noun = kind.__name__.lower()
-    if own.get("schema") != schema:
+    raw, document = read_json(path)
+    noun = model.__name__.lower()
+    if document.get("schema") != schema:
         raise ReportError(f'{where}: not a {noun} of quanterr (its "schema" is not "{schema}")')
-    found = own.get("schema_version")
-    if not isinstance(found, str) or not re.fullmatch(rf"{major}\.\d+", found):
-        shown = display(str(found), 40)
-        raise ReportError(f"{where}: {noun} schema {shown}, this version reads {major}.x; {AGAIN}")
+    stated = document.get("schema_version")
+    if not isinstance(stated, str) or not re.fullmatch(rf"{major}\.\d+", stated):
+        shown = display(str(stated), 40)
+        raise ReportError(f"{where}: {noun} schema {shown}, this version reads {major}.x; {MAKE_AGAIN}")
     if not is_unedited(raw):
-        warn(where, EDITED if "checksum" in own else UNCHECKED)
-    return _decode(raw, kind, where), raw
+        warn(where, EDITED if "checksum" in document else UNCHECKED)
+    return _decode(raw, model, where), raw
 
 
-def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) -> tuple[Kind, bytes]:
+def _read_blocks(path: str | os.PathLike[str], model: type[Kind], head: bytes) -> tuple[Kind, bytes]:
     """Read a document as quanterr writes it: each item of a list is on a line of its own.
 
     Raises:
@@ -158,15 +158,15 @@ def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) ->
     """
     if not os.path.isfile(path):
         raise ValueError("not a regular file: it may not be readable twice")
-    hints = get_type_hints(kind)
-    readers = {key: msgspec.json.Decoder(hints[key]).decode for key in kind.ITEMS}
+    hints = get_type_hints(model)
+    readers = {key: msgspec.json.Decoder(hints[key]).decode for key in model.ITEMS}
     items: dict[str, list[Any]] = {key: [] for key in readers}
     rest, key = [], ""
     with open_document(path) as file:
         if file.read(len(head)) != head:
             raise ValueError("not as quanterr writes it")
         for block in check_blocks(file):
-            try:  # most blocks hold nothing but items of one list
+            try:  # nearly all blocks hold only items of one list
                 items[key] += readers[key](b"[%b]" % block.rstrip(b",\n"))
                 continue
             except (KeyError, DecodeError):
@@ -179,12 +179,12 @@ def _read_blocks(path: str | os.PathLike[str], kind: type[Kind], head: bytes) ->
                 if not line.startswith(b"  "):
                     key = line[1:].partition(b'"')[0].decode()
     raw = b"".join(rest)
-    return replace(msgspec.json.decode(raw, type=kind), **items), raw
+    return replace(msgspec.json.decode(raw, type=model), **items), raw
 
 
-def _decode(raw: bytes, kind: type[Any], where: str) -> Any:
+def _decode(raw: bytes, model: type[Any], where: str) -> Any:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return msgspec.json.decode(raw, type=model)
     except DecodeError as error:
         raise ReportError(f"{where}: {_describe_error(str(error))}") from error
     except RecursionError as error:
@@ -192,13 +192,15 @@ def _decode(raw: bytes, kind: type[Any], where: str) -> Any:
 
 
 def _describe_error(error: str) -> str:
-    """Return an error of the decoder in plain words: the place, the fault and the value found."""
+    """Describe an error of the decoder in plain words: its place, the fault and the value in the file."""
     what, _, path = error.partition(" - at `$")
     place = display(path.strip("`").removeprefix("."))
     if missing := re.fullmatch("Object missing required field `(.+)`", what):
-        return f"{place}{'.' if place else ''}{missing[1]} is missing; {AGAIN}"
+        return f"{place}{'.' if place else ''}{missing[1]} is missing; {MAKE_AGAIN}"
     words = re.sub("`([^`]+)`", lambda kinds: " or ".join(WORDS.get(k, k) for k in kinds[1].split(" | ")), what)
-    words = display(words.replace("Expected", "expected").replace("Number", "number").replace("got", "found"), LONG)
+    words = display(
+        words.replace("Expected", "expected").replace("Number", "number").replace("got", "found"), MAX_MESSAGE_LENGTH
+    )
     return f"{place}: {words}" if place else words
 
 
@@ -211,7 +213,7 @@ def _check(report: Report, records: Any, where: str) -> None:
         there, n = len(getattr(report, key)), getattr(records, key)
         if there < n:
             raise ReportError(f"{where}: has {there:,} of {n:,} in {key}: it was edited; compare again")
-    names = [row.layer_name for key in TENSORS for row in getattr(report, key)]
+    names = [row.layer_name for key in TENSOR_LISTS for row in getattr(report, key)]
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise ReportError(f"{where}: {display(twice)} occurs twice among its layers: it was edited")
@@ -230,7 +232,7 @@ def _check_verdict(report: Report, where: str) -> None:
     if report.verdict == "pass":
         against += [gate.message for gate in report.gates if (gate.status, gate.severity) == ("fail", "error")]
     if against:
-        description = display(against[0], LONG)
+        description = display(against[0], MAX_MESSAGE_LENGTH)
         raise ReportError(
             f"{where}: its verdict is {report.verdict}, which its content contradicts: {description}; it was edited, "
             "compare again"

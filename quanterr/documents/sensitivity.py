@@ -13,9 +13,9 @@ from quanterr.util.student import find_t
 from quanterr.util.text import display, listed
 
 SCHEMA, MAJOR = "quanterr.sensitivity", "1"
-SURE = 3.0  # minimum ratio of a cost to its standard error for calibration
-FEWEST = 3  # minimum number of recipes that show how much measured / predicted varies
-OUTSIDE = 0.05  # expected share of measurements outside a prediction's interval
+MIN_SIGNIFICANCE = 3.0  # minimum ratio of a cost to its standard error for calibration
+MIN_RECIPES = 3  # minimum number of recipes that show how much measured / predicted varies
+SHARE_OUTSIDE = 0.05  # expected share of measurements outside a prediction's interval
 
 
 class Cost(NamedTuple):
@@ -58,8 +58,8 @@ class Sensitivity:
         A measured recipe is calibrated by its own measured / predicted cost, any other by the geometric mean of all.
         """
         factor = self.factors.get(recipe or "", self.factor)
-        found = {**self.weights, **self.recipes.get(recipe or "", {})}
-        return {name: factor * alpha for name, alpha in found.items()}
+        by_weight = {**self.weights, **self.recipes.get(recipe or "", {})}
+        return {name: factor * alpha for name, alpha in by_weight.items()}
 
     @property
     def factor(self) -> float:
@@ -73,10 +73,10 @@ class Sensitivity:
         It comes from Student's prediction interval for one more logarithm of measured / predicted, and assumes that
         all these logarithms are independent and normal.
         """
-        if len(self.factors) < FEWEST:
+        if len(self.factors) < MIN_RECIPES:
             return None
         n, logs = len(self.factors), [log(factor) for factor in self.factors.values()]
-        return exp(find_t(OUTSIDE, n - 1) * stdev(logs) * sqrt(1 + 1 / n))
+        return exp(find_t(SHARE_OUTSIDE, n - 1) * stdev(logs) * sqrt(1 + 1 / n))
 
     @property
     def note(self) -> str | None:
@@ -89,7 +89,7 @@ class Sensitivity:
         )
         margin = self.margin
         if margin is None:
-            return f"{words}; measure {FEWEST} or more to learn how far off others may be"
+            return f"{words}; measure {MIN_RECIPES} or more to learn how far off others may be"
         return (
             f"{words}; if others are off by as much, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
             "prediction"
@@ -115,13 +115,13 @@ def read_sensitivity(path: str) -> Sensitivity:
             continue
         if (alpha := _read_alpha(row, "alpha", where, name)) is not None:
             weights[name] = alpha
-        own = row.get("alphas")
-        own = own if isinstance(own, dict) else {}
-        for recipe in own:
-            if (alpha := _read_alpha(own, recipe, where, name)) is not None:
+        by_recipe = row.get("alphas")
+        by_recipe = by_recipe if isinstance(by_recipe, dict) else {}
+        for recipe in by_recipe:
+            if (alpha := _read_alpha(by_recipe, recipe, where, name)) is not None:
                 recipes.setdefault(recipe, {})[name] = alpha
     named = fields.get("cost", KLD.name)
-    cost = next((one for one in COSTS if one.name == named), None)
+    cost = next((known for known in COSTS if known.name == named), None)
     if cost is None:
         raise ReportError(f"{where}: predicts {display(str(named))}, which this version does not know: update quanterr")
     return Sensitivity(weights, recipes, _read_factors(fields.get("recipes"), cost), cost)
@@ -129,7 +129,7 @@ def read_sensitivity(path: str) -> Sensitivity:
 
 def _read_factors(measured: object, cost: Cost) -> dict[str, float]:
     """Return measured / predicted cost of recipes whose cost exceeds the noise and is small enough to predict."""
-    found = {}
+    factors = {}
     for name, row in measured.items() if isinstance(measured, dict) else ():
         if not isinstance(row, dict):
             continue
@@ -137,9 +137,9 @@ def _read_factors(measured: object, cost: Cost) -> dict[str, float]:
         known, error, predicted = (_read_number(row, key) for key in keys)
         if known is None or error is None or not predicted or predicted < 0:
             continue
-        if SURE * error < known <= cost.farthest and isfinite(known / predicted):
-            found[name] = known / predicted
-    return found
+        if MIN_SIGNIFICANCE * error < known <= cost.farthest and isfinite(known / predicted):
+            factors[name] = known / predicted
+    return factors
 
 
 def _read_alpha(row: JsonObject, key: str, where: str, name: str) -> float | None:
@@ -153,5 +153,5 @@ def _read_alpha(row: JsonObject, key: str, where: str, name: str) -> float | Non
 
 
 def _read_number(row: JsonObject, key: str) -> float | None:
-    found = row.get(key)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -103,7 +103,7 @@ def make_statement(report: Report) -> Statement:
 
 
 def _list_reasons(report: Report) -> list[str]:
-    lost = [one.display_name for one in report.origin if one.kind == NOT_SHOWN]
+    lost = [tensor.display_name for tensor in report.origin if tensor.kind == NOT_SHOWN]
     reasons = [f"{count(len(lost), 'tensor')} not shown: {listed(lost, 3)}"] if lost else []
     if left := report.coverage.quantized.get("filtered_out"):
         reasons.append(f"{count(left.tensors, 'tensor')} not selected")
@@ -142,12 +142,12 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
     if fields.get("_type") != TYPE or not isinstance(fields.get("predicateType"), str):
         raise ReportError(f"{where}: no in-toto statement ({TYPE}); give what compare --every-code -o wrote")
     if fields["predicateType"] != PREDICATE_TYPE:
-        found = display(fields["predicateType"], 100)
-        raise ReportError(f"{where}: its predicate is {found}, and this version reads {PREDICATE_TYPE}")
+        stated = display(fields["predicateType"], 100)
+        raise ReportError(f"{where}: its predicate is {stated}, and this version reads {PREDICATE_TYPE}")
     version = predicate.get("schema_version")
     if predicate.get("schema") != SCHEMA or not str(version).startswith("1."):
-        found = display(f"{predicate.get('schema')} {version}", 100)
-        raise ReportError(f"{where}: its predicate is {found}, and this version reads {SCHEMA} 1.x")
+        stated = display(f"{predicate.get('schema')} {version}", 100)
+        raise ReportError(f"{where}: its predicate is {stated}, and this version reads {SCHEMA} 1.x")
     if predicate.get("checksum") != _compute_checksum(fields):
         raise ReportError(f"{where}: its checksum does not match: the statement was edited; make it again")
     try:
@@ -159,16 +159,16 @@ def read_statement(path: str | os.PathLike[str]) -> Statement:
 def make_schema() -> JsonObject:
     """Return the JSON Schema (2020-12) of statements of origin."""
     schema: JsonObject = msgspec.json.schema(Statement)
-    own: JsonObject = schema["$defs"].pop("Statement")
-    own["properties"]["_type"] = {"const": TYPE}
-    own["properties"]["predicateType"] = {"const": PREDICATE_TYPE}
+    statement: JsonObject = schema["$defs"].pop("Statement")
+    statement["properties"]["_type"] = {"const": TYPE}
+    statement["properties"]["predicateType"] = {"const": PREDICATE_TYPE}
     predicate = schema["$defs"]["Predicate"]
     predicate["properties"]["schema"] = {"const": SCHEMA}
     predicate["properties"]["schema_version"] = {"type": "string", "pattern": r"^1\.\d+$"}
     predicate["properties"]["checksum"] = {"type": "string", "description": "SHA-256; reveals that it was edited"}
-    for part, kind in ((own, Statement), (predicate, Predicate)):
-        part["required"] = list(kind.__struct_encode_fields__)
-    for part in (own, *schema["$defs"].values()):
+    for part, model in ((statement, Statement), (predicate, Predicate)):
+        part["required"] = list(model.__struct_encode_fields__)
+    for part in (statement, *schema["$defs"].values()):
         if "description" in part:
             part["description"] = cleandoc(part["description"])
-    return {"$schema": DRAFT, "$id": "urn:quanterr:origin:1"} | own | {"$defs": schema["$defs"]}
+    return {"$schema": DRAFT, "$id": "urn:quanterr:origin:1"} | statement | {"$defs": schema["$defs"]}

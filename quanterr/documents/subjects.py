@@ -20,9 +20,9 @@ from quanterr.metrics import NONFINITE
 from quanterr.metrics.scores import Score
 from quanterr.util.text import display, listed
 
-WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
-SHOWN = 5  # candidates that are named
-INFINITE = {name: value for name, value in NONFINITE.items() if isinf(value)}
+HALF_WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
+MAX_NAMED = 5  # candidates that a message names
+INFINITE_VALUES = {name: value for name, value in NONFINITE.items() if isinf(value)}
 
 
 class Vocabulary(NamedTuple):
@@ -43,7 +43,7 @@ class Vocabulary(NamedTuple):
 def read_number(values: object, nonfinite: Mapping[str, str], name: str) -> float | None:
     """Return a value by name, such as "snr_db"; infinite if ``nonfinite`` names it so, None if undefined."""
     value: float | None = attrgetter(name)(values)
-    return INFINITE.get(nonfinite.get(name.partition(".")[0], "")) if value is None else value
+    return INFINITE_VALUES.get(nonfinite.get(name.partition(".")[0], "")) if value is None else value
 
 
 class Item(Struct, frozen=True, gc=False):
@@ -102,9 +102,9 @@ class Subject:
         raise KeyError(metric)
 
     def find_refusal(self, runtime: str) -> str | None:
-        """Return why a runtime does not surely load the checkpoint; None if it does."""
-        found = [one for one in self.loading if one.name == runtime]
-        return found[0].refusal if found else f"the result does not say; give --for {runtime} when it is made"
+        """Return why a runtime may not load the checkpoint; None if it certainly loads it."""
+        matching = [runtime_result for runtime_result in self.loading if runtime_result.name == runtime]
+        return matching[0].refusal if matching else f"the result does not say; give --for {runtime} when it is made"
 
     def list_metrics(self) -> dict[str, float]:
         """Return the metrics of the subject itself that have a value; global(snr_db) is called ``global/snr_db``."""
@@ -142,32 +142,34 @@ def find_counterpart(subject: Subject, before: Sequence[Subject]) -> Subject | N
     """
     if len(before) < 2:
         return next(iter(before), None)
-    found = next((old for old in before if old.name == subject.name), None)
-    if found is None:
+    counterpart = next((old for old in before if old.name == subject.name), None)
+    if counterpart is None:
         names = ", ".join(display(old.name or "") for old in before)
         raise UsageError(f"the baseline has no candidate named {display(subject.name or '')}; it has {names}")
-    return found
+    return counterpart
 
 
 def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, StoredReasons]:
     """Return the joint verdict of candidates, given by name, and its reasons, each once."""
-    found = [one.verdict for one in candidates.values()]
-    verdict: Word = "inconclusive" if "inconclusive" in found else "fail" if "fail" in found else "pass"
+    verdicts = [candidate.verdict for candidate in candidates.values()]
+    verdict: Word = "inconclusive" if "inconclusive" in verdicts else "fail" if "fail" in verdicts else "pass"
     if verdict == "pass":
         return verdict, store_reasons(list_reasons(next(iter(candidates.values()))))
     names: dict[Reason, list[str]] = {}
-    for name, one in candidates.items():
-        for reason in list_reasons(one) if one.verdict == verdict else ():
+    for name, candidate in candidates.items():
+        for reason in list_reasons(candidate) if candidate.verdict == verdict else ():
             names.setdefault(reason, []).append(name)
     total = len(candidates)
-    named = [Reason(f"{name_candidates(own, total)}: {reason.text}", reason.by) for reason, own in names.items()]
+    named = [
+        Reason(f"{name_candidates(sharing, total)}: {reason.text}", reason.by) for reason, sharing in names.items()
+    ]
     return verdict, store_reasons(named)
 
 
 def name_candidates(names: Sequence[str], candidates: int) -> str:
     """Return the names of candidates that share something, or "all 3 candidates"."""
     if len(names) < max(candidates, 2):
-        return listed(names, SHOWN)
+        return listed(names, MAX_NAMED)
     return "both candidates" if candidates == 2 else f"all {candidates:,} candidates"
 
 

@@ -30,9 +30,9 @@ from quanterr.documents.images.model import (
     find_copies,
     list_uncompared,
 )
-from quanterr.documents.images.values import LEAST_PAIRS, VOCABULARY
+from quanterr.documents.images.values import MIN_PAIRS, VOCABULARY
 from quanterr.documents.kinds import KINDS
-from quanterr.documents.subjects import WIDTH
+from quanterr.documents.subjects import HALF_WIDTH
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.gates import PreparedRules, prepare
 from quanterr.options import ImageGateOptions
@@ -323,9 +323,9 @@ def _average(values: list[float], differ: int) -> Mean | None:
         return None
     mean = fmean(values)
     error = stdev(values) / sqrt(len(values)) if len(values) > 1 else None
-    if error is None or differ < LEAST_PAIRS:
+    if error is None or differ < MIN_PAIRS:
         return Mean(mean, error, None, None, len(values))
-    return Mean(mean, error, mean - WIDTH * error, mean + WIDTH * error, len(values))
+    return Mean(mean, error, mean - HALF_WIDTH * error, mean + HALF_WIDTH * error, len(values))
 
 
 def _draw(path: Path) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from quanterr.documents.comparison import NORM
 from quanterr.documents.gate_results import BECAUSE, Gate, Reason, Verdict, Violation, Word, store_reasons
-from quanterr.documents.subjects import WIDTH, Item, Subject, compute_change
+from quanterr.documents.subjects import HALF_WIDTH, Item, Subject, compute_change
 from quanterr.gates.expression import BASELINE_FUNCTIONS, INTERVAL_FUNCTIONS, OPERATORS, Condition
 from quanterr.gates.rules import Rule
 from quanterr.gates.selectors import check_patterns, explain_dead_pattern, make_decider, make_selector
@@ -158,7 +158,7 @@ def _compute_value_of_whole(condition: Condition, subject: Subject, baseline: Su
     if condition.function in INTERVAL_FUNCTIONS:
         error = subject.errors.get(condition.metric)
         sign = 1 if condition.function == "upper" else -1
-        return None if value is None or error is None else value + sign * WIDTH * error
+        return None if value is None or error is None else value + sign * HALF_WIDTH * error
     if condition.function not in BASELINE_FUNCTIONS:
         return value
     old = baseline.whole.get(condition.metric) if baseline else None

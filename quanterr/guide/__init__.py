@@ -89,28 +89,30 @@ def explain(name: str) -> str:
         UNIT.sub("", OLD_OR_NEW.sub("", name, count=1)),
         name.partition(".")[0],
     )
-    found = next(filter(None, (_find_texts(KINDS, spelling) for spelling in spellings)), [])
-    if not found or name in {entry.name for entry in list_presets()}:  # some presets share a name with a format
-        found += _find_texts(LATER, name)
-    if not found:
+    texts = next(filter(None, (_find_texts(KINDS, spelling) for spelling in spellings)), [])
+    if not texts or name in {entry.name for entry in list_presets()}:  # some presets share a name with a format
+        texts += _find_texts(LATER_KINDS, name)
+    if not texts:
         from quanterr.recipes.names import find_listed_recipe  # imports torch
 
         listed = find_listed_recipe(name)  # int4_g32:asym is explained as int4_g128
-        found = [] if listed is None else _find_texts(LATER, listed)
-    if not found:
-        raise UsageError(f"nothing to explain is named {display(name)}; {_suggest(name, list_names((*KINDS, *LATER)))}")
-    return "\n\n".join(found)
+        texts = [] if listed is None else _find_texts(LATER_KINDS, listed)
+    if not texts:
+        raise UsageError(
+            f"nothing to explain is named {display(name)}; {_suggest(name, list_names((*KINDS, *LATER_KINDS)))}"
+        )
+    return "\n\n".join(texts)
 
 
-def _find_texts(kinds: "Sequence[Kind]", name: str) -> list[str]:
+def _find_texts(listings: "Sequence[Kind]", name: str) -> list[str]:
     wanted = name.casefold()
-    entries = (entry for kind in kinds for entry in kind())
+    entries = (entry for list_entries in listings for entry in list_entries())
     return [entry.text for entry in entries if any(wanted == known.casefold() for known in (entry.name, *entry.also))]
 
 
-def list_names(kinds: "Sequence[Kind]") -> list[str]:
+def list_names(listings: "Sequence[Kind]") -> list[str]:
     """Return the names of entries, and the other words for them, each once."""
-    entries = (entry for kind in kinds for entry in kind())
+    entries = (entry for list_entries in listings for entry in list_entries())
     return list(dict.fromkeys(name for entry in entries for name in (entry.name, *entry.also)))
 
 
@@ -179,7 +181,7 @@ def list_fields() -> Sequence[GuideEntry]:
     """Return one entry per metric or described field of each kind of document, except those in list_metrics."""
     from quanterr.documents.kinds import KINDS
 
-    found: list[GuideEntry] = []
+    entries: list[GuideEntry] = []
     known = {metric.name for metric in (*METRICS, *AGGREGATES)} | REPORT_METRICS.keys()
     for kind in KINDS.values():
         noun = kind.name.lower()
@@ -194,32 +196,32 @@ def list_fields() -> Sequence[GuideEntry]:
                 words = [declared.title]
             texts = described.get(name, [])
             text = f": {texts[0]}." if len(texts) == 1 else "\n- ".join([":\n", *texts]) if texts else "."
-            found.append(GuideEntry(name, f"## {name}\n\n{what}{text}", words))
-    return found
+            entries.append(GuideEntry(name, f"## {name}\n\n{what}{text}", words))
+    return entries
 
 
 def _collect_scores(kind: "DocumentKind") -> dict[str, Score]:
     """Return the numbers that the parts of a kind of document declare."""
-    found = dict(kind.values.VOCABULARY.scores)
+    scores = dict(kind.values.VOCABULARY.scores)
     for part in vars(import_module(f"{kind.package}.model")).values():
         if isinstance(part, type) and issubclass(part, Struct):
-            found |= collect_scores(part) | found
-    return found
+            scores |= collect_scores(part) | scores
+    return scores
 
 
 def _describe_fields(kind: "DocumentKind") -> dict[str, list[str]]:
     """Return the different descriptions of each field in a kind of document, and of properties that rules may name."""
     vocabulary, schema = kind.values.VOCABULARY, kind.model.json_schema()
-    found: dict[str, list[str]] = {}
+    texts_by_name: dict[str, list[str]] = {}
     for part in (schema, *schema["$defs"].values()):
-        for name, own in part.get("properties", {}).items():
-            if "description" in own:
-                found.setdefault(name, []).append(own["description"])
+        for name, declaration in part.get("properties", {}).items():
+            if "description" in declaration:
+                texts_by_name.setdefault(name, []).append(declaration["description"])
     for part in vars(import_module(f"{kind.package}.model")).values():
-        for name, own in vars(part).items() if isinstance(part, type) else ():
-            if name in (*vocabulary.items, *vocabulary.whole) and isinstance(own, property):
-                found.setdefault(name, []).append((own.__doc__ or "").rstrip("."))
-    return {name: list(dict.fromkeys(texts)) for name, texts in found.items()}
+        for name, declaration in vars(part).items() if isinstance(part, type) else ():
+            if name in (*vocabulary.items, *vocabulary.whole) and isinstance(declaration, property):
+                texts_by_name.setdefault(name, []).append((declaration.__doc__ or "").rstrip("."))
+    return {name: list(dict.fromkeys(distinct)) for name, distinct in texts_by_name.items()}
 
 
 def list_presets() -> Iterator[GuideEntry]:
@@ -261,7 +263,7 @@ KINDS: tuple[Kind, ...] = (
     list_statuses,
     list_presets,
 )
-LATER = (list_formats, list_recipes)  # importing them takes longer, and recipes need torch
+LATER_KINDS = (list_formats, list_recipes)  # importing them takes longer, and recipes need torch
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ class Option(NamedTuple):
 
 
 class CheckedOptions:
-    """Base class: what is given for a field of several values becomes a tuple; a single string or path, a tuple of one.
+    """Base class: the values of a repeatable field become a tuple, a single string or path a tuple of length one.
 
     Raises:
         UsageError: a value has another type than its field, or a number is not finite or outside of its range.
@@ -106,13 +106,13 @@ class CheckedOptions:
 def _check_range(name: str, value: object, option: Option) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    given = f"{list_flags(name, option)[0]} {value}"
+    shown = f"{list_flags(name, option)[0]} {value}"
     if isinstance(value, float) and not isfinite(value):
-        raise UsageError(f"{given}: must be a finite number")
+        raise UsageError(f"{shown}: must be a finite number")
     if option.least is not None and value < option.least:
-        raise UsageError(f"{given}: must be at least {option.least}")
+        raise UsageError(f"{shown}: must be at least {option.least}")
     if option.most is not None and value > option.most:
-        raise UsageError(f"{given}: must be at most {option.most}")
+        raise UsageError(f"{shown}: must be at most {option.most}")
 
 
 def list_flags(name: str, option: Option) -> list[str]:
@@ -121,31 +121,31 @@ def list_flags(name: str, option: Option) -> list[str]:
 
 
 @cache
-def read_annotations(kind: type) -> dict[str, Any]:
+def read_annotations(class_: type) -> dict[str, Any]:
     """Return the annotations of a dataclass's fields, with those of its bases."""
-    return get_type_hints(kind, include_extras=True)
+    return get_type_hints(class_, include_extras=True)
 
 
-def list_options(kind: type) -> dict[str, Option]:
+def list_options(class_: type) -> dict[str, Option]:
     """Return the command line options of a dataclass by the names of their fields."""
-    return {name: note for name, note in list_notes(kind).items() if isinstance(note, Option)}
+    return {name: note for name, note in list_notes(class_).items() if isinstance(note, Option)}
 
 
-def list_notes(kind: type) -> dict[str, Option | str]:
+def list_notes(class_: type) -> dict[str, Option | str]:
     """Return the option, or the text, of each field of a dataclass that has one, by the names of the fields."""
-    hints = read_annotations(kind)
+    hints = read_annotations(class_)
     return {
         field.name: note
-        for field in fields(kind)
+        for field in fields(class_)
         for note in getattr(hints[field.name], "__metadata__", ())
         if isinstance(note, Option | str)
     }
 
 
-def list_multiple_fields(kind: type) -> list[str]:
+def list_multiple_fields(class_: type) -> list[str]:
     """Return the names of the dataclass fields that take any number of values."""
-    hints = get_type_hints(kind)
-    return [field.name for field in fields(kind) if getattr(hints[field.name], "__origin__", None) is Iterable]
+    hints = get_type_hints(class_)
+    return [field.name for field in fields(class_) if getattr(hints[field.name], "__origin__", None) is Iterable]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +219,8 @@ class InspectOptions(ReadOptions, LoadingOptions):
     ] = False
 
 
-def _describe_thresholds(given: str) -> Option:
-    return Option(f"Rules to apply: {given}.", GATES, "FILE", words="presets")
+def _describe_thresholds(presets: str) -> Option:
+    return Option(f"Rules to apply: {presets}.", GATES, "FILE", words="presets")
 
 
 def _describe_require(example: str) -> Option:

@@ -18,10 +18,10 @@ from quanterr.util.notebook import NotebookBar, is_in_notebook
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-LINE = 106  # maximum length of a line of a docstring
+MAX_DOCSTRING_LINE = 106  # characters
 
 
-def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def accept_fields_of(options_class: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for a function whose keywords, after its own parameters, are the fields of a dataclass.
 
     ``help()`` and notebooks then show each keyword with its type, its default and the text of its option. The long name
@@ -30,19 +30,19 @@ def accept_fields_of(kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        keywords = _Keywords.of(function, kind)
+        keywords = _Keywords.of(function, options_class)
         checked = public(function, keywords.accepted)
 
         @wraps(function)
-        def call(*given: P.args, **named: P.kwargs) -> R:
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
             chosen: dict[str, Any] = keywords.resolve(named)
             if "on_progress" not in keywords.notes or chosen.get("on_progress") is not None or not is_in_notebook():
-                return checked(*given, **chosen)
+                return checked(*arguments, **chosen)
             with closing(NotebookBar()) as bar:
-                return checked(*given, **chosen | {"on_progress": bar})
+                return checked(*arguments, **chosen | {"on_progress": bar})
 
         call.__signature__ = keywords.signature  # type: ignore[attr-defined]
-        call.options = kind  # type: ignore[attr-defined]
+        call.options = options_class  # type: ignore[attr-defined]
         call.__doc__ = keywords.describe(inspect.getdoc(function) or "")
         return call
 
@@ -79,22 +79,22 @@ class _Keywords:
     accepted: Mapping[str, str]
 
     @classmethod
-    def of(cls, function: Callable[..., object], kind: type) -> "_Keywords":
+    def of(cls, function: Callable[..., object], options_class: type) -> "_Keywords":
         """Return the keywords of a function that takes the fields of a dataclass besides its own parameters."""
-        signature = _make_signature(function, kind)
-        accepted = {name: name for name in (*signature.parameters, *(field.name for field in fields(kind)))}
-        for name, option in list_options(kind).items():
+        signature = _make_signature(function, options_class)
+        accepted = {name: name for name in (*signature.parameters, *(field.name for field in fields(options_class)))}
+        for name, option in list_options(options_class).items():
             accepted[long_name(name, option)] = name
-        return cls(function.__name__, signature, list_notes(kind), accepted)
+        return cls(function.__name__, signature, list_notes(options_class), accepted)
 
-    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keywords under the names of the function's parameters.
 
         Raises:
             TypeError: a keyword is unknown, or given under both of its names.
         """
         resolved: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in keywords.items():
             if name not in self.accepted:
                 near = get_close_matches(name, self.accepted, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.signature.parameters)}"
@@ -121,7 +121,9 @@ class _Keywords:
         if default not in (None, (), False):
             facts.append(f"default {default}")
         head = f"{name} ({', '.join(facts)})" if facts else name
-        lines = TextWrapper(LINE, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * 4)
+        lines = TextWrapper(
+            MAX_DOCSTRING_LINE, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * 4
+        )
         return indent(lines.fill(f"{head}: {name_arguments(text, self.accepted)}"), " " * 4)
 
 
@@ -130,17 +132,23 @@ def long_name(name: str, option: Option) -> str:
     return list_flags(name, option)[0].removeprefix("--").replace("-", "_")
 
 
-def _make_signature(function: Callable[..., object], kind: type) -> inspect.Signature:
+def _make_signature(function: Callable[..., object], options_class: type) -> inspect.Signature:
     """Return the signature with each field that has a text as a keyword, in the order of the command's help."""
-    own = inspect.signature(function)
-    parameters = {name: one for name, one in own.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
-    hints, notes = get_type_hints(kind), list_notes(kind)
-    for field in sorted((one for one in fields(kind) if one.name in notes), key=lambda one: _rank(notes[one.name])):
+    signature = inspect.signature(function)
+    parameters = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    hints, notes = get_type_hints(options_class), list_notes(options_class)
+    for field in sorted(
+        (field for field in fields(options_class) if field.name in notes), key=lambda field: _rank(notes[field.name])
+    ):
         if field.name not in parameters:
             parameters[field.name] = inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
             )
-    return own.replace(parameters=list(parameters.values()))
+    return signature.replace(parameters=list(parameters.values()))
 
 
 def _rank(note: Option | str) -> tuple[bool, int]:

@@ -1,4 +1,4 @@
-"""One pass over all values of all pairs, in threads, which finds out what each stored tensor is of its original.
+"""One pass over all values of all pairs, in threads, which finds out how each stored tensor follows from its original.
 
 The steps for a weight, of which the first that explains every code is taken:
 

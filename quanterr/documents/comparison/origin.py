@@ -8,7 +8,7 @@ from quanterr.metrics.scores import Count, doc
 
 OriginClass = Literal["identical", "exact", "nearest", "compensated", "not_shown"]
 NOT_SHOWN: OriginClass = "not_shown"
-# What is shown of a tensor of each class, the most certain first.
+# What the class of a tensor proves about it, in decreasing order of certainty.
 CLASSES: Mapping[OriginClass, str] = {
     "identical": "the original's bits, or those of a cast",
     "exact": "the values that `recipe`, which is deterministic, gives for the original: nothing is free",
@@ -52,17 +52,19 @@ class ClassSize(Model):
 
 def sum_classes(tensors: Iterable[TensorOrigin]) -> dict[OriginClass, ClassSize]:
     """Return the size of each class that has tensors, in the order of CLASSES."""
-    sizes = {kind: ClassSize(0, 0, 0) for kind in CLASSES}
-    for one in tensors:
-        size = sizes[one.kind]
-        size.tensors, size.elements, size.bytes = size.tensors + 1, size.elements + one.elements, size.bytes + one.bytes
-    return {kind: size for kind, size in sizes.items() if size.tensors}
+    sizes = {origin_class: ClassSize(0, 0, 0) for origin_class in CLASSES}
+    for tensor in tensors:
+        size = sizes[tensor.kind]
+        size.tensors += 1
+        size.elements += tensor.elements
+        size.bytes += tensor.bytes
+    return {origin_class: size for origin_class, size in sizes.items() if size.tensors}
 
 
-def compute_share(tensors: Iterable[TensorOrigin], kind: OriginClass) -> float | None:
+def compute_share(tensors: Iterable[TensorOrigin], origin_class: OriginClass) -> float | None:
     """Return the share of the bytes that a class has, 0 to 1; 1 if its tensors are empty, None if there are none."""
     sizes = sum_classes(tensors)
     total = sum(size.bytes for size in sizes.values())
-    if kind not in sizes:
+    if origin_class not in sizes:
         return 0.0 if sizes else None
-    return sizes[kind].bytes / total if sizes[kind].bytes else 1.0
+    return sizes[origin_class].bytes / total if sizes[origin_class].bytes else 1.0

@@ -38,7 +38,7 @@ def find_other_original(old: "Report", new: "Report") -> str | None:
 
 def find_other_layers(old: "Report", new: "Report") -> str | None:
     """Return how the layers of two reports differ in name or size, whatever their values; None if they do not."""
-    there, here = ({row.layer_name: row.tensor_elements for row in _iterate_rows(one)} for one in (old, new))
+    there, here = ({row.layer_name: row.tensor_elements for row in _iterate_rows(report)} for report in (old, new))
     for name in sorted(there.keys() | here.keys()):
         before, after = there.get(name), here.get(name)
         if before is None or after is None:

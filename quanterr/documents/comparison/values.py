@@ -23,7 +23,7 @@ from quanterr.metrics.scores import list_numbers
 from quanterr.util.text import display
 
 LAYER_METRICS, MODEL_METRICS = list_numbers(Layer), list_numbers(Aggregate)
-NEEDS = {name: one.needs for name, one in LAYER_METRICS.items() if one.needs}
+NEEDS = {name: metric.needs for name, metric in LAYER_METRICS.items() if metric.needs}
 FILES = {"importance": "importance matrix", "sensitivity": "sensitivity"}
 # Findings about a layer that explain its error.
 EXPLAINING = (
@@ -46,14 +46,14 @@ def _make_count(key: str) -> Callable[[Report], float]:
 
 
 def _make_finding_count(severity: str) -> Callable[[Report], float]:
-    return lambda report: float(sum(found.severity == severity for found in report.findings))
+    return lambda report: float(sum(finding.severity == severity for finding in report.findings))
 
 
-def _make_share(kind: OriginClass) -> Callable[[Report], float | None]:
-    return lambda report: compute_share(report.origin, kind)
+def _make_share(origin_class: OriginClass) -> Callable[[Report], float | None]:
+    return lambda report: compute_share(report.origin, origin_class)
 
 
-SHARES: Mapping[OriginClass, str] = {kind: f"share({kind})" for kind in CLASSES}
+SHARES: Mapping[OriginClass, str] = {origin_class: f"share({origin_class})" for origin_class in CLASSES}
 OF_CLASS = "share of the bytes that tensors of class `{}` have, 0 to 1; needs `--every-code`"
 REPORT_METRICS: dict[str, ReportMetric] = {
     "original_compared_fraction": ReportMetric(
@@ -70,7 +70,10 @@ REPORT_METRICS: dict[str, ReportMetric] = {
         "number of norms, biases and other 1-D tensors that differ", _make_count("other_changes")
     ),
     "not_compared": ReportMetric("number of selected tensors that were not compared", _make_count("not_compared")),
-    **{SHARES[kind]: ReportMetric(OF_CLASS.format(kind), _make_share(kind)) for kind in CLASSES},
+    **{
+        SHARES[origin_class]: ReportMetric(OF_CLASS.format(origin_class), _make_share(origin_class))
+        for origin_class in CLASSES
+    },
     "findings.error": ReportMetric("number of findings of severity error", _make_finding_count("error")),
     "findings.warning": ReportMetric("number of findings of severity warning", _make_finding_count("warning")),
     "findings.info": ReportMetric("number of findings of severity info", _make_finding_count("info")),
@@ -88,8 +91,8 @@ VOCABULARY = Vocabulary(
 )
 
 # The metrics of two equal tensors.
-EQUAL_LAYER = {name: one.equal for name, one in LAYER_METRICS.items() if one.equal is not None}
-EQUAL_MODEL = {name: one.equal for name, one in MODEL_METRICS.items() if one.equal is not None}
+EQUAL_LAYER = {name: metric.equal for name, metric in LAYER_METRICS.items() if metric.equal is not None}
+EQUAL_MODEL = {name: metric.equal for name, metric in MODEL_METRICS.items() if metric.equal is not None}
 
 
 def _pick_perfect(equal: Mapping[str, float], report: Report) -> Mapping[str, float]:
@@ -104,21 +107,21 @@ class ReportValues(Subject):
     def __init__(self, report: Report) -> None:
         """Create the subject from a report whose layers have the metrics of the rules."""
         items = _make_items(report)
-        damaged = {found.layer for found in report.findings if found.severity == "error"}
+        damaged = {finding.layer for finding in report.findings if finding.severity == "error"}
         troubles = [Reason(f.message, "finding") for f in report.findings if f.severity == "error" and f.layer is None]
         troubles += [
             Reason(f"{display(item.name)}: {item.trouble}", "finding" if item.name in damaged else "result")
             for item in items
             if item.trouble
         ]
-        warnings = [found for found in report.findings if found.severity == "warning"]
+        warnings = [finding for finding in report.findings if finding.severity == "warning"]
         super().__init__(
             VOCABULARY,
             items,
             {name: metric.of(report) for name, metric in REPORT_METRICS.items()},
             trouble=next((reason.text for reason in troubles), None),
             unreliable=_find_unreliable(report, troubles),
-            unquantized=[Reason(found.message, "finding") for found in warnings if found.code in NOT_QUANTIZED],
+            unquantized=[Reason(finding.message, "finding") for finding in warnings if finding.code in NOT_QUANTIZED],
             complete=report.complete,
             patterns=report.selection.patterns,
             damage=list_damage(report),
@@ -134,7 +137,7 @@ class ReportValues(Subject):
             return self._warnings[0].message
         if metric not in {**EQUAL_LAYER, **EQUAL_MODEL}:  # such as a size, which no fault explains
             return None
-        known = [found for found in self._warnings if found.code in EXPLAINING and item in (None, found.layer)]
+        known = [finding for finding in self._warnings if finding.code in EXPLAINING and item in (None, finding.layer)]
         return (known[0].message if item is None else known[0].statement) if known else None
 
     def list_items(self, metric: str) -> list[Item]:
@@ -204,23 +207,23 @@ def _find_other_file(setting: str, old: Report, new: Report) -> str | None:
 
 def _make_items(report: Report) -> list[Item]:
     trouble = {row.layer_name: f"not compared: {row.reason}" for row in reversed(report.not_compared)}
-    for found in reversed(report.findings):
-        if found.severity == "error" and found.layer is not None:
-            trouble[found.layer] = found.statement
+    for finding in reversed(report.findings):
+        if finding.severity == "error" and finding.layer is not None:
+            trouble[finding.layer] = finding.statement
     perfect = _pick_perfect(EQUAL_LAYER, report)
     items = []
-    for kind in ("layers", "other_changes", "lossless"):
-        for row in getattr(report, kind):
+    for list_name in ("layers", "other_changes", "lossless"):
+        for row in getattr(report, list_name):
             nonfinite = None if getattr(row, "finite", True) else "has elements that are NaN or infinite"
-            items.append(Item(row.layer_name, kind, row, trouble.pop(row.layer_name, None) or nonfinite, perfect))
+            items.append(Item(row.layer_name, list_name, row, trouble.pop(row.layer_name, None) or nonfinite, perfect))
     return items + [Item(name, "not_compared", None, why, perfect) for name, why in trouble.items()]
 
 
 def _find_unreliable(report: Report, troubles: list[Reason]) -> list[Reason]:
     """Return why the verdict can only be inconclusive; checks the content, too: the stored verdict may be edited."""
     if report.verdict == "inconclusive":
-        if own := list_own_reasons(report) or troubles:
-            return own
+        if reasons := list_own_reasons(report) or troubles:
+            return reasons
         if all(reason.by != "rules" for reason in list_reasons(report)):
             return [Reason("the report is inconclusive without a reason", "result")]
     if not report.complete:

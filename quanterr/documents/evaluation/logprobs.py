@@ -48,10 +48,10 @@ def read_logprobs(path: str) -> list[list[float]]:
         raise ReportError(f"{where}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ReportError(f"{where}: not UTF-8 text") from error
-    found = [_read_numbers(line, f"{where}, line {n}") for n, line in enumerate(lines, 1)]
-    if sum(map(len, found)) < 2:
-        raise ReportError(f"{where}: found {sum(map(len, found))} log-probabilities; at least 2 are needed")
-    return found
+    numbers = [_read_numbers(line, f"{where}, line {n}") for n, line in enumerate(lines, 1)]
+    if sum(map(len, numbers)) < 2:
+        raise ReportError(f"{where}: found {sum(map(len, numbers))} log-probabilities; at least 2 are needed")
+    return numbers
 
 
 def _read_numbers(line: str, where: str) -> list[float]:
@@ -114,7 +114,7 @@ def compute_ratio(lines: list[list[float]], baseline: list[list[float]]) -> Rati
             f"{len(lines):,} in the other file: both must be about the same tokens"
         )
     pairs = zip(lines, baseline, strict=True)
-    mean, error = _mean([b - a for one, other in pairs for a, b in zip(one, other, strict=True)])
+    mean, error = _mean([b - a for line, base_line in pairs for a, b in zip(line, base_line, strict=True)])
     return Ratio(mean, error, exp(mean))
 
 

@@ -223,8 +223,8 @@ class Rollout(Model):
 
 def _find(parts: Iterable[object], metric: str) -> float | None:
     """Return the metric from the first part that has a field of this name; None if no part has one."""
-    found: float | None = next((getattr(part, metric) for part in parts if hasattr(part, metric)), None)
-    return found
+    value: float | None = next((getattr(part, metric) for part in parts if hasattr(part, metric)), None)
+    return value
 
 
 def _find_error(value: Callable[[str], float | None], metric: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quanterr.documents.evaluation.model import Evaluated, Evaluation
 from quanterr.util.student import compute_p_value
 
-LEAST = 5  # chunks: of fewer, the test has no power, and its p-value misleads
+MIN_CHUNKS = 5  # with fewer, the test has no power, and its p-value misleads
 
 
 class PairedDifference(NamedTuple):
@@ -21,21 +21,23 @@ class PairedDifference(NamedTuple):
 
 
 def compare_paired(first: Sequence[float], second: Sequence[float]) -> PairedDifference | None:
-    """Return the result of a paired t-test over chunks; None for fewer than ``LEAST`` chunks or equal values."""
+    """Return the result of a paired t-test over chunks; None for fewer than ``MIN_CHUNKS`` chunks or equal values."""
     each = [b - a for a, b in zip(first, second, strict=True)]
-    if len(each) < LEAST or not any(each):
+    if len(each) < MIN_CHUNKS or not any(each):
         return None
     mean, error = fmean(each), stdev(each) / sqrt(len(each))
     return PairedDifference(mean, error, compute_p_value(abs(mean) / error, len(each) - 1) if error else 0.0)
 
 
 def compare_neighbours(evaluation: Evaluation) -> list[tuple[Evaluated, Evaluated, PairedDifference]]:
-    """Return pairs of candidates adjacent in divergence, the nearest first, where both read the same chunks."""
-    scored = [one for one in evaluation.candidates if one.scores is not None and one.scores.kld_chunks]
-    scored.sort(key=lambda one: one.scores.kld_mean if one.scores else 0.0)
-    found = []
+    """Return the pairs of candidates next to each other when sorted by divergence, if both read the same chunks."""
+    scored = [
+        candidate for candidate in evaluation.candidates if candidate.scores is not None and candidate.scores.kld_chunks
+    ]
+    scored.sort(key=lambda candidate: candidate.scores.kld_mean if candidate.scores else 0.0)
+    neighbours = []
     for near, far in pairwise(scored):
         if near.scores and far.scores and len(near.scores.kld_chunks) == len(far.scores.kld_chunks):
             apart = compare_paired(near.scores.kld_chunks, far.scores.kld_chunks)
-            found += [(near, far, apart)] if apart is not None else []
-    return found
+            neighbours += [(near, far, apart)] if apart is not None else []
+    return neighbours

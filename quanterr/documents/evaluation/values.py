@@ -27,8 +27,8 @@ from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reas
 from quanterr.errors import UsageError
 from quanterr.metrics import PREDICTED
 
-LEAST_CHUNKS = 8
-SAME = 0.01  # relative change of an output error up to which it counts as unchanged
+MIN_CHUNKS = 8  # of a text, for a confidence interval
+UNCHANGED_ERROR = 0.01  # relative change of an output error up to which it counts as unchanged
 ANOTHER_MODEL = (
     "identical",
     "config_mismatch",
@@ -78,16 +78,16 @@ class EvaluatedValues(Subject):
 
 def list_subjects(evaluation: Evaluation) -> list[Subject]:
     """Return the candidates."""
-    return [_subject(evaluation, candidate) for candidate in evaluation.candidates]
+    return [_make_subject(evaluation, candidate) for candidate in evaluation.candidates]
 
 
-def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
+def _make_subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
     chunks = candidate.scores.chunks if candidate.scores else None
-    few = chunks is not None and chunks < LEAST_CHUNKS
-    too_few = f"needs at least {LEAST_CHUNKS} chunks of text, found {chunks}: give more text" if few else None
+    few = chunks is not None and chunks < MIN_CHUNKS
+    too_few = f"needs at least {MIN_CHUNKS} chunks of text, found {chunks}: give more text" if few else None
     items = [
-        Item(getattr(row, name), kind, row)
-        for kind, (field, name, _) in ITEMS.items()
+        Item(getattr(row, name), item_kind, row)
+        for item_kind, (field, name, _) in ITEMS.items()
         for row in getattr(candidate, field)
     ]
     return EvaluatedValues(
@@ -100,7 +100,9 @@ def _subject(evaluation: Evaluation, candidate: Evaluated) -> Subject:
             *list_own_reasons(candidate),
             *([Reason(MADE_UP, "result")] if evaluation.made_up and not evaluation.made_up_allowed else []),
         ],
-        unquantized=[Reason(found.message, "finding") for found in candidate.findings if found.code in ANOTHER_MODEL],
+        unquantized=[
+            Reason(finding.message, "finding") for finding in candidate.findings if finding.code in ANOTHER_MODEL
+        ],
         too_few=too_few,
         damage=list_damage(candidate),
         waived=list_waived(candidate),
@@ -122,7 +124,7 @@ def _compare_weights(was: Item, now: Item) -> tuple[float, ItemChange] | None:
     if x is None or y is None or x == y:
         return None
     by = log(y / x) if x and y else inf if y else -inf
-    return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + SAME) else None
+    return (by, WeightChange(now.name, x, y, y / x if x else None)) if abs(by) > log(1 + UNCHANGED_ERROR) else None
 
 
 CHANGES = Changes("weight", _compare_weights, find_difference)

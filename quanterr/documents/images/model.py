@@ -99,7 +99,7 @@ SCORES = collect_scores(Images)
 def list_uncompared(images: Images) -> list[str]:
     """Return why the verdict on images can only be inconclusive, apart from what :func:`find_copies` returns."""
     nothing = [] if images.pairs else ["no pair of images was compared"]
-    return [*nothing, *(f"{one.display_name}: not compared: {one.reason}" for one in images.not_compared)]
+    return [*nothing, *(f"{pair.display_name}: not compared: {pair.reason}" for pair in images.not_compared)]
 
 
 def find_copies(images: Images) -> list[str]:

@@ -14,7 +14,7 @@ from quanterr.errors import UsageError
 from quanterr.util.text import display
 
 SAME_SSIM = 1e-6
-LEAST_PAIRS = 8  # for a confidence interval
+MIN_PAIRS = 8  # for a confidence interval
 PERFECT = {"psnr_db": inf}  # an identical pair's; the others are ordinary numbers
 
 VOCABULARY = Vocabulary(
@@ -64,19 +64,19 @@ class ImageValues(Subject):
 def list_subjects(images: Images) -> list[Subject]:
     """Return the only subject; images that were not compared make every verdict inconclusive."""
     pairs = [Item(pair.name, "lossless" if pair.identical else "pair", pair, perfect=PERFECT) for pair in images.pairs]
-    lost = [Item(one.name, "not_compared", None, one.reason) for one in images.not_compared]
+    lost = [Item(pair.name, "not_compared", None, pair.reason) for pair in images.not_compared]
     means = {name: getattr(images, name) for name in SCORES}
     n = len(images.pairs) - images.identical
     return [
         ImageValues(
             VOCABULARY,
             [*pairs, *lost],
-            {name: None if one is None else one.mean for name, one in means.items()},
-            errors={name: None if one is None else one.se for name, one in means.items()},
+            {name: None if mean is None else mean.mean for name, mean in means.items()},
+            errors={name: None if mean is None else mean.se for name, mean in means.items()},
             unreliable=[Reason(text, "result") for text in list_uncompared(images)],
             unquantized=[Reason(text, "result") for text in find_copies(images)],
             images=images,
-            too_few=f"needs at least {LEAST_PAIRS} pairs that differ, found {n}" if n < LEAST_PAIRS else None,
+            too_few=f"needs at least {MIN_PAIRS} pairs that differ, found {n}" if n < MIN_PAIRS else None,
         )
     ]
 

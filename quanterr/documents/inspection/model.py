@@ -105,4 +105,7 @@ class Inspection(Document, kw_only=True):
     def problems(self) -> list[str]:
         """The errors that make the inspection inconclusive: weights that are not read, and findings that are errors."""
         unread = [f"{weight.display_name}: {weight.reason}" for weight in self.weights if weight.reason is not None]
-        return [*unread, *(one.message for one in self.findings if one.severity == "error" and one.code != NOT_READ)]
+        return [
+            *unread,
+            *(finding.message for finding in self.findings if finding.severity == "error" and finding.code != NOT_READ),
+        ]

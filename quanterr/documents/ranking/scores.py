@@ -18,33 +18,40 @@ def add_scores(ranking: Ranking, evaluation: Evaluation, path: str | os.PathLike
     """Return the ranking with the scores of an evaluation, which was read from ``path``.
 
     Raises:
-        UsageError: the evaluation is of another original, of none of the candidates, or of another file of one.
+        UsageError: the evaluation has another original, evaluates none of the candidates, or a candidate's file has
+            changed since.
     """
     where = f"{OPTION} {display(os.fspath(path))}"
     if evaluation.original_bytes != ranking.original_bytes:
         raise UsageError(f"{where}: is of another original, {display(evaluation.original)}")
-    check_names([one.path for one in ranking.candidates], evaluation, path)
+    check_names([candidate.path for candidate in ranking.candidates], evaluation, path)
     return replace(
-        ranking, candidates=[_fill(one, evaluation, where) for one in ranking.candidates], evaluation=os.fspath(path)
+        ranking,
+        candidates=[_fill(candidate, evaluation, where) for candidate in ranking.candidates],
+        evaluation=os.fspath(path),
     )
 
 
 def check_names(paths: Sequence[str], evaluation: Evaluation, path: str | os.PathLike[str]) -> None:
-    """Check that an evaluation is of at least one of the candidates with these paths, or names of recipes.
+    """Check that a file evaluates at least one candidate with one of these paths or names of recipes.
 
     Raises:
-        UsageError: it is of none.
+        UsageError: it evaluates none of them.
     """
-    if not any(_find_evaluated(one, evaluation.candidates) for one in paths):
-        names = ", ".join(display(one.name) for one in evaluation.candidates[:5])
+    if not any(_find_evaluated(path_or_name, evaluation.candidates) for path_or_name in paths):
+        names = ", ".join(display(candidate.name) for candidate in evaluation.candidates[:5])
         raise UsageError(f"{OPTION} {display(os.fspath(path))}: evaluates none of the candidates, but {names}")
 
 
 def _find_evaluated(path: str, candidates: Sequence[Evaluated], nbytes: int | None = None) -> Evaluated | None:
-    """Return what was evaluated of a checkpoint: by its path, otherwise by its file's name and its bytes, if known."""
-    own = [one for one in candidates if not one.draft]
-    same = (one for one in own if os.path.abspath(one.path) == os.path.abspath(path))
-    alike = (one for one in own if os.path.basename(one.path) == os.path.basename(path) and nbytes in (None, one.bytes))
+    """Return the evaluation of a checkpoint, found by its path or else by its file name and, if known, its size."""
+    checkpoints = [candidate for candidate in candidates if not candidate.draft]
+    same = (candidate for candidate in checkpoints if os.path.abspath(candidate.path) == os.path.abspath(path))
+    alike = (
+        candidate
+        for candidate in checkpoints
+        if os.path.basename(candidate.path) == os.path.basename(path) and nbytes in (None, candidate.bytes)
+    )
     return next(same, None) or next(alike, None)
 
 
@@ -54,10 +61,10 @@ def _fill(candidate: Candidate, evaluation: Evaluation, where: str) -> Candidate
     Raises:
         UsageError: the file has changed since then.
     """
-    found = _find_evaluated(candidate.path, evaluation.candidates, candidate.checkpoint_bytes)
-    if found is None or candidate.unreadable:
+    evaluated = _find_evaluated(candidate.path, evaluation.candidates, candidate.checkpoint_bytes)
+    if evaluated is None or candidate.unreadable:
         return candidate
-    if found.bytes != candidate.checkpoint_bytes:
+    if evaluated.bytes != candidate.checkpoint_bytes:
         raise UsageError(f"{where}: {display(candidate.name)} is another file now; evaluate it again")
-    values = {name: found.value(name) for name in ERRORS}
-    return replace(candidate, **values, **{error: found.error(name) for name, error in ERRORS.items()})
+    values = {name: evaluated.value(name) for name in ERRORS}
+    return replace(candidate, **values, **{error: evaluated.error(name) for name, error in ERRORS.items()})

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from quanterr.documents.gate_results import list_reasons
 from quanterr.documents.images.model import SCORES, ImagePair, Images, Mean
-from quanterr.documents.images.values import LEAST_PAIRS
+from quanterr.documents.images.values import MIN_PAIRS
 from quanterr.metrics.scores import Score
 from quanterr.outputs.formatting import format_db, format_in_units, format_number, sentence
 from quanterr.outputs.sections import (
@@ -118,8 +118,8 @@ def _list_notes(images: Images) -> Iterator[Lines]:
         lines.append(f"{count(images.identical, 'pair')} identical: the PSNR is infinite, and left out of its mean")
     if images.lpips is None and images.lpips_absent:
         lines.append(f"no LPIPS: {sentence(images.lpips_absent)}")
-    if len(images.pairs) - images.identical < LEAST_PAIRS:
-        lines.append(f"no 95 % interval from fewer than {LEAST_PAIRS} pairs that differ")
+    if len(images.pairs) - images.identical < MIN_PAIRS:
+        lines.append(f"no 95 % interval from fewer than {MIN_PAIRS} pairs that differ")
     if images.other_files:
         lines.append(f"neither PNG, JPEG nor WebP, not read: {listed(images.other_files, 3)}")
     if lines:

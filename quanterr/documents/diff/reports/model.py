@@ -84,6 +84,6 @@ class Diff(Difference):
 
     def to_dict(self) -> JsonObject:
         """Plain data for JSON."""
-        found = asdict(replace(self, layers=[]))
-        del found["layers"]
-        return found
+        fields = asdict(replace(self, layers=[]))
+        del fields["layers"]
+        return fields
