@@ -182,7 +182,10 @@ def _list_formats() -> Iterable[Format]:
     Raises:
         UsageError: the module of another package cannot be imported, or has a format of a name that exists.
     """
-    others = [_load_module(one.name, one.value, one.load) for one in sorted(entry_points(group=GROUP))]
+    others = [
+        _load_module(entry_point.name, entry_point.value, entry_point.load)
+        for entry_point in sorted(entry_points(group=GROUP))
+    ]
     names = {row.name for module in MODULES for row in module.FORMATS}
     for module in (*MODULES[:-1], *others, MODULES[-1]):
         for row in module.FORMATS:
@@ -249,8 +252,8 @@ def find_anchored(entries: Mapping[str, Entry]) -> dict[str, str]:
 
     Entries that hold no such weight are left out, and those for which each matching format lacks a part that it needs.
     """
-    found = ((name, _anchored_weight(entry, entries)) for name, entry in entries.items())
-    return {name: weight for name, weight in found if weight is not None}
+    weights = ((name, _anchored_weight(entry, entries)) for name, entry in entries.items())
+    return {name: weight for name, weight in weights if weight is not None}
 
 
 def _anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
@@ -281,16 +284,16 @@ def _find_anchors() -> tuple[str, ...]:
 
 def _match_template(template: str, stored: str) -> str | None:
     """Return the weight for which ``template`` expands to ``stored``; None if there is none."""
-    kind, _, ending = template.partition("}")
+    placeholder, _, ending = template.partition("}")
     if not ending or not stored.endswith(ending):
         return None
     stem = stored.removesuffix(ending)
-    if kind == "{private":
+    if placeholder == "{private":
         above, dot, last = stem.rpartition(".")
         return f"{above}{dot}{last[1:]}" if last.startswith("_") else None
-    if kind == "{module" and stem.endswith(WEIGHT_SUFFIX):
+    if placeholder == "{module" and stem.endswith(WEIGHT_SUFFIX):
         return None
-    return stem + WEIGHT_SUFFIX if kind == "{module" else stem
+    return stem + WEIGHT_SUFFIX if placeholder == "{module" else stem
 
 
 class StoredParts:
@@ -304,10 +307,10 @@ class StoredParts:
 
     def find(self, weight: str, codes: Entry) -> dict[str, Entry]:
         """Return the other parts that a weight with these codes may have, by the templates of their names."""
-        kind = _name_template(weight, codes.name), codes.dtype
-        templates = self._templates.get(kind)
+        key = _name_template(weight, codes.name), codes.dtype
+        templates = self._templates.get(key)
         if templates is None:
-            templates = self._templates[kind] = [name for name in _find_part_templates(*kind) if self._may_occur(name)]
+            templates = self._templates[key] = [name for name in _find_part_templates(*key) if self._may_occur(name)]
         if not templates:
             return {}
         names = expand_templates(weight, templates)
@@ -361,16 +364,18 @@ def recognize(
     """
     refuse_by_name(codes, hints)
     template, parts = _name_template(name, codes.name), stored.find(name, codes)
-    each, fitting = _gather_each(template, codes.dtype, tuple([(part, entry.dtype) for part, entry in parts.items()]))
-    found = Parts(name, {CODES: codes, **parts}, hints, stored.entries)
-    for one in fitting:
+    candidates, fitting = _gather_each(
+        template, codes.dtype, tuple([(part, entry.dtype) for part, entry in parts.items()])
+    )
+    stored_parts = Parts(name, {CODES: codes, **parts}, hints, stored.entries)
+    for candidate in fitting:
         try:
-            weight = _fit(one, found, siblings)
+            weight = _fit(candidate, stored_parts, siblings)
         except FormatMismatch:  # explained below, unless another format fits
             continue
         if weight is not None:
             return weight
-    reason = _explain_nearest(each, found, siblings)
+    reason = _explain_nearest(candidates, stored_parts, siblings)
     module = name.removesuffix(WEIGHT_SUFFIX) + "."
     explained = (
         explain_unsupported({entry.name.removeprefix(module): entry for entry in (codes, *siblings)}, hints.config)
@@ -392,25 +397,27 @@ def _fit(gathered: "_Gathered", stored: Parts, siblings: Sequence[Entry]) -> Wei
     if weight is None or not (unused := _find_unused(weight, siblings)):
         return weight
     if weight.encoding == "floats" and len(unused) == 1 and "scale" in unused[0].name:
-        found = read_beside_scale(weight.codes, unused[0], Parts(stored.name, parts, stored.hints, stored.checkpoint))
-        if found is not None:
-            return found
+        cast_weight = read_beside_scale(
+            weight.codes, unused[0], Parts(stored.name, parts, stored.hints, stored.checkpoint)
+        )
+        if cast_weight is not None:
+            return cast_weight
     raise FormatMismatch(_explain_unused(weight, unused))
 
 
-def _explain_nearest(each: "Iterable[_Gathered]", stored: Parts, siblings: Sequence[Entry]) -> str:
+def _explain_nearest(candidates: "Iterable[_Gathered]", stored: Parts, siblings: Sequence[Entry]) -> str:
     """Return why the nearest format does not fit; empty if there is none."""
     nearest, reason = (0, 0, False), partial(str)
-    for one in each:
-        if one.problem is not None:
-            description = partial(one.problem.describe, stored)
+    for candidate in candidates:
+        if candidate.problem is not None:
+            description = partial(candidate.problem.describe, stored)
         else:
             try:
-                _fit(one, stored, siblings)
+                _fit(candidate, stored, siblings)
                 continue
             except FormatMismatch as mismatch:
                 description = partial(str, str(mismatch))
-        near = len(one.templates), one.named, one.problem is None
+        near = len(candidate.templates), candidate.named, candidate.problem is None
         if near >= nearest:  # on a tie the last format wins, as it needs the least
             nearest, reason = near, description
     return reason()
@@ -429,11 +436,11 @@ class _Problem(NamedTuple):
 
     def describe(self, stored: Parts) -> str:
         """Describe the problem for a weight; ``stored`` maps the templates of names to its tensors."""
-        found, codes = [stored.entries[template] for template in self.templates], stored.entries[CODES]
-        if len(found) > 1:
-            return f"two tensors could be its {self.role}: {found[0]} and {found[1]}"
-        if found:
-            return f"its {self.role} {found[0]} should be one of {', '.join(sorted(self.part.dtypes))}"
+        entries, codes = [stored.entries[template] for template in self.templates], stored.entries[CODES]
+        if len(entries) > 1:
+            return f"two tensors could be its {self.role}: {entries[0]} and {entries[1]}"
+        if entries:
+            return f"its {self.role} {entries[0]} should be one of {', '.join(sorted(self.part.dtypes))}"
         looked_for = listed(self.part.candidates(stored.name), 10)
         return f"its {self.role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
 
@@ -456,29 +463,29 @@ def _gather_each(
     ``stored`` holds the name templates of the other stored tensors, with their dtypes. The second list is for the
     formats whose needs are met.
     """
-    found = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
-    return found, [one for one in found if one.problem is None]
+    candidates = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
+    return candidates, [candidate for candidate in candidates if candidate.problem is None]
 
 
 def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
     """Gather the parts of a weight; ``dtypes`` maps the name templates of the stored tensors to their dtypes."""
-    found, named, problem, elements = {}, 0, None, format.codes
+    templates, named, problem, elements = {}, 0, None, format.codes
     for role, part in format.needs.items():
-        own = [CODES] if part is elements else [name for name in part.names if name in dtypes]
-        named += bool(own)
-        if len(own) == 1 and dtypes[own[0]] in part.dtypes:
-            found[role] = own[0]
-        elif own or not part.optional:
-            problem = _Problem(role, part, own)
-    return _Gathered(format, found, named, problem)
+        matches = [CODES] if part is elements else [name for name in part.names if name in dtypes]
+        named += bool(matches)
+        if len(matches) == 1 and dtypes[matches[0]] in part.dtypes:
+            templates[role] = matches[0]
+        elif matches or not part.optional:
+            problem = _Problem(role, part, matches)
+    return _Gathered(format, templates, named, problem)
 
 
 def _find_unused(weight: Weight, siblings: Sequence[Entry]) -> list[Entry]:
     """Return the siblings of a weight that its format does not use, and that may change it."""
     if not siblings:
         return []
-    used = {entry.name for entry in weight.parts.values()}
-    unused = [e for e in siblings if e.name not in used and not is_auxiliary(e.name)]
+    used_names = {entry.name for entry in weight.parts.values()}
+    unused = [e for e in siblings if e.name not in used_names and not is_auxiliary(e.name)]
     are_ones = all(entry.n == 1 and (entry.dtype, entry.read()) in ONES for entry in unused)
     return [] if weight.encoding == "floats" and are_ones else unused
 

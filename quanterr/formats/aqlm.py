@@ -39,10 +39,12 @@ def fit(parts: Parts) -> Weight:
     if len(scales.shape) != 4 or any(have not in (1, full) for have, full in zip(scales.shape, groups, strict=True)):
         raise FormatMismatch(f"its scale {scales} should be {[codes.shape[0], 1, 1, 1]}, or up to {list(groups)}")
     bits = size.bit_length() - 1
-    found = dict(zip(SETTINGS, (n, bits, out, into), strict=True))
+    from_shapes = dict(zip(SETTINGS, (n, bits, out, into), strict=True))
     declared = {name: parts.hints.config[name] for name in SETTINGS if name in parts.hints.config}
-    other = [f"{name} {declared[name]} for {found[name]}" for name in declared if declared[name] != found[name]]
-    warnings = (f"config.json declares {', '.join(other)}, but the shapes decide",) if other else ()
+    differences = [
+        f"{name} {declared[name]} for {from_shapes[name]}" for name in declared if declared[name] != from_shapes[name]
+    ]
+    warnings = (f"config.json declares {', '.join(differences)}, but the shapes decide",) if differences else ()
     by_tile = frozenset({"codes", "scales"} if scales.shape[0] > 1 else {"codes"})
     return parts.weight(
         (codes.shape[0] * out, codes.shape[1] * into),

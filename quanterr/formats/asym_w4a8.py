@@ -88,13 +88,13 @@ def fit(parts: Parts) -> Weight:
     if table := parts.get("codebook"):
         levels = nibbles(read_floats(table))
     plain = replace(plain, levels=levels)  # INT8 rounding then moves each level by at most half an INT8 step
-    what = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
+    description = f"codes of {layout.bits} bits in groups of {layout.group}, rotated in groups of {layout.rotation}"
     return parts.weight(
         layout.padded.shape,
         _read(parts, layout, layout.rotation),
         code_bits=layout.bits,
         block_size=(1, layout.group),
-        evidence=(what,),
+        evidence=(description,),
         warnings=warnings + warning,
         comfy_format=comfy_format,
         rotated=RotatedWeight(plain, partial(rotate, layout.rotation)),

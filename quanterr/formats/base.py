@@ -91,16 +91,16 @@ def names_for(weight: str, templates: Iterable[str]) -> list[str]:
 
 def expand_templates(weight: str, templates: Iterable[str]) -> dict[str, str]:
     """Map templates to the names that they give for the weight named ``weight``; omit templates that give none."""
-    found = {}
+    names = {}
     for template in templates:
         stem, ending = _split_template(template)
         if stem == "private":
-            found[template] = private_name(weight) + ending
+            names[template] = private_name(weight) + ending
         elif stem == "weight":
-            found[template] = weight + ending
+            names[template] = weight + ending
         elif weight.endswith(WEIGHT_SUFFIX):
-            found[template] = weight.removesuffix(WEIGHT_SUFFIX) + ending
-    return found
+            names[template] = weight.removesuffix(WEIGHT_SUFFIX) + ending
+    return names
 
 
 @cache

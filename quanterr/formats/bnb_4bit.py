@@ -80,10 +80,10 @@ CLOSE = 1e-5  # distance up to which a stored table is the usual one
 TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
-def _make_needs(kind: str) -> dict[str, PartSpec]:
+def _make_needs(quant_type: str) -> dict[str, PartSpec]:
     return {
         "codes": PartSpec(("{weight}",), frozenset({"U8", "I8", "BF16", "F16", "F32", "F64"})),
-        "state": PartSpec((f"{{weight}}.quant_state.bitsandbytes__{kind}",), frozenset({"U8"})),
+        "state": PartSpec((f"{{weight}}.quant_state.bitsandbytes__{quant_type}",), frozenset({"U8"})),
         "quant_map": PartSpec(("{weight}.quant_map",), F32),
         "absmax": PartSpec(("{weight}.absmax",), frozenset({"F32", "U8"})),
         "nested_absmax": PartSpec(("{weight}.nested_absmax",), F32, optional=True),
@@ -102,7 +102,7 @@ class State:
     kind: str | None = None  # the table by which bitsandbytes decodes
 
 
-def fit(kind: str, parts: Parts) -> Weight:
+def fit(quant_type: str, parts: Parts) -> Weight:
     """Return the weight with the shape and blocks of its quant_state."""
     state = _read_state(parts["state"], nested="nested_absmax" in parts.entries)
     n = prod(state.shape)
@@ -118,24 +118,24 @@ def fit(kind: str, parts: Parts) -> Weight:
         above = -(-blocks // state.nested_block)
         shared = f", one per {state.nested_block} of {blocks} scales"
         _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, "number", shared)
-    if state.kind in (None, kind):
-        table = _describe_table(read_floats(parts["quant_map"]), kind)
+    if state.kind in (None, quant_type):
+        table = _describe_table(read_floats(parts["quant_map"]), quant_type)
         warnings = (
-            f"its table {parts['quant_map']} is not the {kind} table, which runtimes use regardless",
+            f"its table {parts['quant_map']} is not the {quant_type} table, which runtimes use regardless",
             f"{parts['state']} declares no quant_type, without which bitsandbytes does not load it",
         )
         true = not table.is_usual, state.kind is None
-        return _make_weight(parts, kind, state, table, None, tuple(compress(warnings, true)))
+        return _make_weight(parts, quant_type, state, table, None, tuple(compress(warnings, true)))
     warning = f"{parts['state']} declares quant_type {state.kind}, which bitsandbytes uses, whatever the name"
-    read, named = (
-        _make_weight(parts, one, state, _describe_table(TABLES[one], one), one, (warning,))
-        for one in (state.kind, kind)
+    as_stored, as_named = (
+        _make_weight(parts, table_name, state, _describe_table(TABLES[table_name], table_name), table_name, (warning,))
+        for table_name in (state.kind, quant_type)
     )
-    return read.with_alternatives([named])
+    return as_stored.with_alternatives([as_named])
 
 
 def _make_weight(
-    parts: Parts, kind: str, state: State, table: "_Table", built_in: str | None, warnings: tuple[str, ...]
+    parts: Parts, quant_type: str, state: State, table: "_Table", built_in: str | None, warnings: tuple[str, ...]
 ) -> Weight:
     """Return the weight as read by a table; ``built_in`` names it if it is not the stored one."""
     nested = parts["absmax"].dtype == "U8"
@@ -148,10 +148,10 @@ def _make_weight(
         levels=table.levels,
         block_size=(1, state.block),
         scale_steps=ScaleSteps(state.nested_block, of_largest=WIDEST_STEP) if nested else None,
-        evidence=(f"quant_state: {kind} in blocks of {state.block}{nested_said}{source if built_in else ''}",),
+        evidence=(f"quant_state: {quant_type} in blocks of {state.block}{nested_said}{source if built_in else ''}",),
         warnings=warnings,
         prescribed=built_in is not None,
-        format=f"bnb_{kind}",
+        format=f"bnb_{quant_type}",
     )
 
 
@@ -164,16 +164,16 @@ class _Table(NamedTuple):
 
 
 @lru_cache  # weights share their table
-def _describe_table(values: tuple[float, ...], kind: str) -> _Table:
-    pairs = zip(values, TABLES[kind], strict=True)
+def _describe_table(values: tuple[float, ...], quant_type: str) -> _Table:
+    pairs = zip(values, TABLES[quant_type], strict=True)
     is_usual = all(abs(value - usual) <= CLOSE * (1 + abs(usual)) for value, usual in pairs)
     is_sound = all(map(isfinite, values)) and len(set(values)) > 1
     return _Table(values, nibbles(values).scaled if is_sound else None, is_usual)
 
 
-def _check_size(entry: Entry, found: int, expected: int, noun: str, of_what: str = "") -> None:
-    if found != expected:
-        raise FormatMismatch(f"{entry} should have {count(expected, noun)}{of_what}, not {found}")
+def _check_size(entry: Entry, actual: int, expected: int, noun: str, of_what: str = "") -> None:
+    if actual != expected:
+        raise FormatMismatch(f"{entry} should have {count(expected, noun)}{of_what}, not {actual}")
 
 
 def _read_state(entry: Entry, nested: bool) -> State:
@@ -189,9 +189,9 @@ def _read_state(entry: Entry, nested: bool) -> State:
         raise FormatMismatch(f"its quant_state {entry} has no shape")
     offset = declared.get("nested_offset", 0.0)
     block, nested_block = declared.get("blocksize"), declared.get("nested_blocksize") if nested else 1
-    kind = declared.get("quant_type")
-    if kind is not None and not (isinstance(kind, str) and kind in TABLES):
-        raise FormatMismatch(f"its quant_state {entry} declares quant_type {display(str(kind))}, not nf4 or fp4")
+    quant_type = declared.get("quant_type")
+    if quant_type is not None and not (isinstance(quant_type, str) and quant_type in TABLES):
+        raise FormatMismatch(f"its quant_state {entry} declares quant_type {display(str(quant_type))}, not nf4 or fp4")
     if (
         not _is_positive_integer(block)
         or block % 2
@@ -200,7 +200,7 @@ def _read_state(entry: Entry, nested: bool) -> State:
         or not isinstance(offset, int | float)
     ):
         raise FormatMismatch(f"its quant_state {entry} has no usable blocksize or nested_offset: {declared}")
-    return State(tuple(shape), block, nested_block, float(offset), kind)
+    return State(tuple(shape), block, nested_block, float(offset), quant_type)
 
 
 _parse = lru_cache(strict_json.loads)  # weights of one shape have the same state

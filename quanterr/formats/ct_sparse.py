@@ -128,9 +128,9 @@ def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Work
     first, last = int(begins[0]), int(begins[-1])
     stored = workspace.read("elements", codes, first, (last - first,))
     elements = stored.view(torch.uint8) if codes.dtype in CODES else stored.float()
-    whole = elements.new_zeros(flags.shape)
-    whole[flags] = elements
-    return whole[:, chunk.col : chunk.stop_col]
+    dense = elements.new_zeros(flags.shape)
+    dense[flags] = elements
+    return dense[:, chunk.col : chunk.stop_col]
 
 
 def _check_counts(parts: Parts, row: int, counts: Tensor, begins: Tensor) -> None:

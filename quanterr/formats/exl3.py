@@ -142,13 +142,13 @@ def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor) -> None:
     cols, rows = factors
     kernel = choose_kernel().kernel if values.device.type == "cpu" else None
     if kernel is not None and hasattr(kernel.library, "quanterr_rotate_sides"):
-        given = values.data_ptr(), len(cols), UNIT, cols.data_ptr(), rows.data_ptr()
+        arguments = values.data_ptr(), len(cols), UNIT, cols.data_ptr(), rows.data_ptr()
         room = torch.empty(BLOCK, BLOCK)
-        kernel.library.quanterr_rotate_sides(*given, out.data_ptr(), out.stride(0), room.data_ptr())
+        kernel.library.quanterr_rotate_sides(*arguments, out.data_ptr(), out.stride(0), room.data_ptr())
         return
     matrix = _scaled_hadamard(values.device)  # not in float64, which has other last digits
-    other = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols)
-    torch.mul(multiply(matrix, other.t()), rows.unsqueeze(1), out=out)
+    product = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols)
+    torch.mul(multiply(matrix, product.t()), rows.unsqueeze(1), out=out)
 
 
 @cache

@@ -51,12 +51,12 @@ def fit(parts: Parts) -> Weight | None:
     else:
         n_bits = next((n for n in (2 if declared == 2 else 4, 4, 2) if -(-shape[-1] * n // 8) == stored), None)
     if n_bits is None or len(shape) != 2 or shape[0] != rows or shape[1] % scale.shape[1]:
-        known = "and config.json does not declare the bits"
+        context = "and config.json does not declare the bits"
         if parts.hints.shape:
-            known = f"for {list(shape)}"
+            context = f"for {list(shape)}"
         elif declared is not None:
-            known = f"though config.json declares {declared} bits"
-        raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {known}")
+            context = f"though config.json declares {declared} bits"
+        raise FormatMismatch(f"{codes} with {scale}: neither 2-, 4- nor 8-bit codes {context}")
     warning = f"config.json declares num_bits {declared}, but the codes have {n_bits}"
     return parts.weight(
         (rows, shape[1]),

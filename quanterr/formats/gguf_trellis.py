@@ -33,14 +33,14 @@ FACTOR, FIRST = 0xCBAC1FED, 4096
 
 
 @cache
-def generate_levels(each: int, bits: int, magnitudes: bool = False) -> Tensor:
+def generate_levels(n_levels: int, bits: int, magnitudes: bool = False) -> Tensor:
     """Return the levels of each index of so many bits, int8 (indices, ``each``)."""
     state, levels = torch.arange(1 << bits) + FIRST, []
-    for _ in range(each):
+    for _ in range(n_levels):
         state = state * FACTOR & 0xFFFFFFFF
         levels.append((state & 63) + (state >> 8 & 63) + (state >> 16 & 63) + (state >> 24 & 63) - 126)
-    found = torch.stack(levels, 1)
-    return (found.abs() if magnitudes else found).to(torch.int8)
+    stacked = torch.stack(levels, 1)
+    return (stacked.abs() if magnitudes else stacked).to(torch.int8)
 
 
 WORDS = (Field(4, "76543", 16, word=16),)

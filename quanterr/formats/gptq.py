@@ -158,26 +158,28 @@ def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
     """
     codes, zero_point, order = parts.codes, parts["zero_point"], parts.get("order")
     rows, container = codes.shape[1], codes.bits
-    held = {bits: codes.shape[0] * container // bits for bits in BITS if bits in ALIGNED_BITS or container == WORD_BITS}
-    known = order.n if order else _find_original_cols(parts, rows)
+    cols_by_bits = {
+        bits: codes.shape[0] * container // bits for bits in BITS if bits in ALIGNED_BITS or container == WORD_BITS
+    }
+    original_cols = order.n if order else _find_original_cols(parts, rows)
     fitting = [
         bits
-        for bits, cols in held.items()
-        if zero_point.shape[1] == -(-rows * bits // container) and (known is None or known <= cols)
+        for bits, cols in cols_by_bits.items()
+        if zero_point.shape[1] == -(-rows * bits // container) and (original_cols is None or original_cols <= cols)
     ]
-    if len(fitting) > 1 and known is not None:  # very few rows: prefer the bits that leave the least padding
-        fitting = [bits for bits in fitting if codes.shape[0] == -(-known * bits // container)] or fitting
+    if len(fitting) > 1 and original_cols is not None:  # very few rows: prefer the bits that leave the least padding
+        fitting = [bits for bits in fitting if codes.shape[0] == -(-original_cols * bits // container)] or fitting
     named = declared_bits(parts)
     bits = fitting[0] if len(fitting) == 1 else named
     if bits not in fitting:
         raise FormatMismatch(
             f"{codes} and {zero_point} fit {' or '.join(map(str, fitting)) or 'no number of'} bits per code"
-            + (f" in {known} columns" if known is not None else "")
+            + (f" in {original_cols} columns" if original_cols is not None else "")
         )
-    padding = held[bits] - known if known is not None else 0
-    return bits, known if known is not None and padding < max(WORD_BITS, declared_group_size(parts) or 0) else held[
-        bits
-    ]
+    stored_cols = cols_by_bits[bits]
+    if original_cols is None or stored_cols - original_cols >= max(WORD_BITS, declared_group_size(parts) or 0):
+        return bits, stored_cols
+    return bits, original_cols
 
 
 def _find_original_cols(parts: Parts, rows: int) -> int | None:
@@ -240,9 +242,9 @@ def _find_common_zero_point(parts: Parts, packing: CodePacking) -> int | None:
 def _find_common_code(stored: bytes, rows: int, packing: CodePacking, n: int) -> int | None:
     """Return the code that each of several rows of containers holds ``n`` times; None if there are others."""
     size, every = len(stored) // rows, (1 << packing.bits) - 1
-    used = packing.repeat(every, n)
+    mask = packing.repeat(every, n)
     row, *others = {
-        int.from_bytes(stored[first : first + size], "little") & used for first in range(0, len(stored), size)
+        int.from_bytes(stored[first : first + size], "little") & mask for first in range(0, len(stored), size)
     }
     first = row & packing.repeat(every, 1)
     code = next(code for code in range(every + 1) if packing.repeat(code, 1) == first)

@@ -42,8 +42,8 @@ def fit(parts: Parts) -> Weight:
     codes, norms, bits = parts.codes, parts["norms"], _read_bits(parts["bits"])
     if len(codes.shape) not in (2, 3) or norms.shape != codes.shape[:-1] or not codes.n:
         raise FormatMismatch(f"{norms} should have a number for each row of {codes}")
-    each, wanted = WORD_BITS // bits, (parts.hints.shape or (0,))[-1]
-    cols = wanted if -(-wanted // each) == codes.shape[-1] else codes.shape[-1] * each
+    codes_per_word, original_cols = WORD_BITS // bits, (parts.hints.shape or (0,))[-1]
+    cols = original_cols if -(-original_cols // codes_per_word) == codes.shape[-1] else codes.shape[-1] * codes_per_word
     shape = (*codes.shape[:-1], cols)
     check_width(parts, shape)
     seed = parts.hints.config.get("mxtq_seed")

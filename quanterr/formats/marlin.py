@@ -99,7 +99,7 @@ def fit_sparse(parts: Parts) -> Weight:
         )
     shape = rows, 2 * COLS * codes.shape[0]
     blocks = fit_blocks(scale.shape[0], shape[1])
-    kept, columns = (
+    elements, columns = (
         Grid(entry, shape[1] // 2, 1, key=key, tiles=tiles)
         for entry, key, tiles in ((codes, "codes", SPARSE[bits]), (meta, "meta", META))
     )
@@ -108,7 +108,7 @@ def fit_sparse(parts: Parts) -> Weight:
         shape[1],
         scale=replace(blocks.grid(scale), tiles=OF_SPARSE[blocks.n <= 2]),
         group=blocks.group,
-        read=partial(_read_sparse, kept, columns, 1 << bits - 1),
+        read=partial(_read_sparse, elements, columns, 1 << bits - 1),
     )
     return _make_weight(parts, shape, bits, blocks, decoder)
 
@@ -131,11 +131,11 @@ def _read_sparse(codes: Grid, meta: Grid, middle: int, chunk: Chunk, workspace: 
     ``codes`` has the codes of kept columns, two of every four, ``meta`` the column of each within its four.
     """
     left, right = chunk.col // 4, -(-chunk.stop_col // 4)
-    kept = chunk._replace(col=2 * left, stop_col=2 * right)
-    values, columns = codes(kept, workspace).float() - middle, meta(kept, workspace).long()
+    stored_chunk = chunk._replace(col=2 * left, stop_col=2 * right)
+    values, columns = codes(stored_chunk, workspace).float() - middle, meta(stored_chunk, workspace).long()
     columns += torch.arange(right - left, device=columns.device).repeat_interleave(2) * 4
-    whole = values.new_zeros(len(values), 4 * (right - left)).scatter_(1, columns, values)
-    return whole[:, chunk.col - 4 * left : chunk.stop_col - 4 * left]
+    dense = values.new_zeros(len(values), 4 * (right - left)).scatter_(1, columns, values)
+    return dense[:, chunk.col - 4 * left : chunk.stop_col - 4 * left]
 
 
 FORMATS = (

@@ -101,14 +101,16 @@ def _find_bits_and_group(parts: Parts) -> tuple[int, int, str]:
     for cols in _possible_columns(parts):
         if cols in possible:
             return *possible[cols], f"the original's {cols} columns"
-    own = [pair for pair in _declared_layouts(config, parts.name.removesuffix(".weight")) if pair in possible.values()]
+    declared = [
+        pair for pair in _declared_layouts(config, parts.name.removesuffix(".weight")) if pair in possible.values()
+    ]
     everywhere = [pair for pair in _declared_layouts(config, "") if pair in possible.values()]
-    if own or everywhere:
-        return *(own or everywhere)[0], "config.json"
+    if declared or everywhere:
+        return *(declared or everywhere)[0], "config.json"
     if len(possible) > 1:
-        found = " or ".join(f"{b} bits in groups of {group}" for b, group in possible.values())
+        choices = " or ".join(f"{b} bits in groups of {group}" for b, group in possible.values())
         raise FormatMismatch(
-            f"codes {codes} and scales {scale} could be {found}; only the original or config.json decides"
+            f"codes {codes} and scales {scale} could be {choices}; only the original or config.json decides"
         )
     return *next(iter(possible.values())), "the shapes"
 

@@ -148,8 +148,8 @@ def fit_pairs(parts: Parts) -> Weight | None:
         at_first = parts.get("second_offset")
         first_zero = blocks.grid(at_first, "second_offset") if at_first else None
         inner = read_pairs_of_rows(codes, blocks.grid(second, "second_scale"), blocks.group, first_zero)
-        read, zero = Nested(inner), Grid(offset, key="zero_point")
-        decoder = Decoder(codes, cols, scale=Grid(scale), zero=zero, read=read)
+        product, zero = Nested(inner), Grid(offset, key="zero_point")
+        decoder = Decoder(codes, cols, scale=Grid(scale), zero=zero, read=product)
     else:
         decoder = read_pairs_of_rows(codes, blocks.grid(scale), blocks.group, blocks.grid(offset, "zero_point"))
     return parts.weight(

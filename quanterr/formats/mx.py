@@ -72,12 +72,14 @@ def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
     shape = (*codes.shape[:-1], codes.shape[-1] * 4 // 3)
     if parts["scale"].shape != (*shape[:-1], shape[-1] // BLOCK):
         return None
-    declared = {str(one.get("dtype")) for one in find_specifications(parts)}
+    declared = {str(specification.get("dtype")) for specification in find_specifications(parts)}
     if declared:
         return _fit(parts, element, shape) if f"fp6_{element}" in declared else None
     if element != SIX_BIT_KINDS[0]:
         return None
-    first, *others = [replace(_fit(parts, kind, shape), format=f"mxfp6_{kind}") for kind in SIX_BIT_KINDS]
+    first, *others = [
+        replace(_fit(parts, six_bit_type, shape), format=f"mxfp6_{six_bit_type}") for six_bit_type in SIX_BIT_KINDS
+    ]
     return replace(first.with_alternatives(others), undeclared=True)
 
 
@@ -86,8 +88,10 @@ def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
         raise FormatMismatch(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
-    kinds = {kind: codes.shape[-1] * 8 // CODE_BITS[kind] for kind in ("e2m1", "e2m3")}
-    fitting = [kind for kind, cols in kinds.items() if scale.shape == (*codes.shape[:-1], -(-cols // BLOCK))]
+    kinds = {packed_type: codes.shape[-1] * 8 // CODE_BITS[packed_type] for packed_type in ("e2m1", "e2m3")}
+    fitting = [
+        packed_type for packed_type, cols in kinds.items() if scale.shape == (*codes.shape[:-1], -(-cols // BLOCK))
+    ]
     if not fitting:
         raise FormatMismatch(
             f"its scale {scale} has an exponent per 32 columns neither of MXFP4 nor of MXFP6 in {codes}: "

@@ -112,10 +112,10 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
     if not rows or not cols or rows % TILE or cols % TILE:
         raise FormatMismatch(f"Nunchaku codes are (rows, cols / 2), both in multiples of {TILE}, not {stored}")
     group = GROUPS[codes]
-    scaled = scale.n // rows * group  # columns with scales: fewer if the codes have more padding
+    scaled_cols = scale.n // rows * group  # columns with scales: fewer if the codes have more padding
     rank = parts["down"].shape[-1] if parts["down"].shape else 0
     expected = {
-        "scale": (scaled // group, rows),
+        "scale": (scaled_cols // group, rows),
         "smooth": (cols,),
         "smooth_orig": (cols,),
         "down": (cols, rank),
@@ -126,7 +126,7 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
         part = parts.get(role)
         if part and part.shape != shape:
             raise FormatMismatch(f"{part} should be {list(shape)} for codes {stored}")
-    if not cols - TILE < scaled <= cols or (scaled // group) % (TILE // 64 if codes == "int4" else 4):
+    if not cols - TILE < scaled_cols <= cols or (scaled_cols // group) % (TILE // 64 if codes == "int4" else 4):
         raise FormatMismatch(f"{scale} should be [{cols // group}, {rows}] for codes {stored}")
     for role in ("tensor_scale", "row_scale"):
         if codes != "nvfp4" and (part := parts.get(role)):
@@ -135,7 +135,7 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
         raise FormatMismatch(f"{parts['down']} should have a rank in multiples of 16")
     if (tensor_scale := parts.get("tensor_scale")) and tensor_scale.n != 1:
         raise FormatMismatch(f"{tensor_scale} should be one number")
-    padded = fit_padded(parts, (rows, scaled), group, TILE)
+    padded = fit_padded(parts, (rows, scaled_cols), group, TILE)
     return NunchakuLayout(
         group, padded, _is_folded(parts["smooth"], parts.get("smooth_orig")), _find_v_factors(parts, padded)
     )
@@ -152,7 +152,7 @@ def _find_v_factors(parts: Parts, padded: Padded) -> Entry | None:
     block, _, last = parts.name.removesuffix(".weight").rpartition(".")
     for after in BEFORE.get(last, ()):
         stored = [
-            next((found for name in names if (found := parts.checkpoint.get(f"{block}.{after}.{name}"))), None)
+            next((entry for name in names if (entry := parts.checkpoint.get(f"{block}.{after}.{name}"))), None)
             for names in (("smooth", "smooth_factor"), ("smooth_orig", "smooth_factor_orig"))
         ]
         smooth, smooth_orig = stored

@@ -91,51 +91,51 @@ class Blocks(Struct, frozen=True):
 
 def fit_nbits(parts: Parts) -> Weight:
     """Return the weight of an operator of ONNX Runtime that has a scale for each block of columns."""
-    stated, codes = _parse(parts.hints.metadata.get(parts.name, "{}")), parts.codes
-    if any(_read(stated, key, 0) > 0 for key in ("weight_prepacked", "weights_prepacked")):
+    fields, codes = _parse(parts.hints.metadata.get(parts.name, "{}")), parts.codes
+    if any(_read(fields, key, 0) > 0 for key in ("weight_prepacked", "weights_prepacked")):
         raise FormatMismatch(f"its node states that {codes} is prepacked for one device; export the model again")
-    if (kind := stated.get("quant_type", "int")) != "int":
-        raise FormatMismatch(f"its node has quant_type {display(str(kind))}, of which only int is supported")
-    packed = _read(stated, "packed_bits", 0)
-    bits = packed or _read(stated, "bits", 4)
+    if (quant_type := fields.get("quant_type", "int")) != "int":
+        raise FormatMismatch(f"its node has quant_type {display(str(quant_type))}, of which only int is supported")
+    packed = _read(fields, "packed_bits", 0)
+    bits = packed or _read(fields, "bits", 4)
     if not 2 <= bits <= 8:
         raise FormatMismatch(f"its node states {bits} bits for each code, not 2 to 8")
-    shape, stored_cols, group = _read_sizes(stated, bits, packed)
+    shape, stored_cols, group = _read_sizes(fields, bits, packed)
     check_width(parts, shape)
     rows = prod(shape[:-1])
     if group < 1 or codes.nbytes * 8 != rows * stored_cols * bits or stored_cols * bits % 8:
         raise FormatMismatch(f"{codes} does not hold {list(shape)} codes of {bits} bits in blocks of {group} columns")
-    element = PACKED.get((packed, stated.get("signed") is True), (list_integers(bits), levels.uniform(bits), bits))
+    element = PACKED.get((packed, fields.get("signed") is True), (list_integers(bits), levels.uniform(bits), bits))
     return _make(parts, shape, Blocks((rows, stored_cols), 1, group), element, 0 if packed else 1 << bits - 1)
 
 
-def _read_sizes(stated: JsonFields, bits: int, packed: int) -> tuple[tuple[int, ...], int, int]:
+def _read_sizes(fields: JsonFields, bits: int, packed: int) -> tuple[tuple[int, ...], int, int]:
     """Return the shape of a weight in blocks, the columns that are stored, and the columns of a block."""
-    if stated.get("operator") == "MatMulNBits":
-        rows, cols, group = (_read(stated, key, 0) for key in ("N", "K", "block_size"))
+    if fields.get("operator") == "MatMulNBits":
+        rows, cols, group = (_read(fields, key, 0) for key in ("N", "K", "block_size"))
         return (rows, cols), -(-cols // group) * group if group > 0 else 0, group
-    *front, last = _read_shape(stated)
+    *front, last = _read_shape(fields)
     cols = last if packed else last * 8 // bits
-    if _read(stated, "quantize_axis", len(front)) not in (-1, len(front)):
+    if _read(fields, "quantize_axis", len(front)) not in (-1, len(front)):
         raise FormatMismatch("its blocks are not of columns (quantize_axis), which is not supported")
-    return (*front, cols), cols, _read(stated, "block_size", cols if stated.get("operator") == "QMoE" else 128)
+    return (*front, cols), cols, _read(fields, "block_size", cols if fields.get("operator") == "QMoE" else 128)
 
 
 def fit_linear(parts: Parts) -> Weight:
     """Return the weight of a DequantizeLinear, or of an operator with the same parts, in each possible orientation."""
-    stated = _parse(parts.hints.metadata.get(parts.name, "{}"))
-    shape, codes = _read_shape(stated), parts.codes
-    element = PACKED.get((_read(stated, "packed_bits", 0), stated.get("signed") is True)) or ELEMENTS.get(codes.dtype)
+    fields = _parse(parts.hints.metadata.get(parts.name, "{}"))
+    shape, codes = _read_shape(fields), parts.codes
+    element = PACKED.get((_read(fields, "packed_bits", 0), fields.get("signed") is True)) or ELEMENTS.get(codes.dtype)
     if element is None:
-        raise FormatMismatch(f"{codes} has codes of a type that no {stated.get('operator')} of weights has")
+        raise FormatMismatch(f"{codes} has codes of a type that no {fields.get('operator')} of weights has")
     if codes.nbytes * 8 != prod(shape) * element[2] or as_matrix(shape)[1] * element[2] % 8:
         raise FormatMismatch(
             f"{codes} does not hold {list(shape)} codes of {element[2]} bits in whole bytes of each row"
         )
     readings = []
-    for turned in _list_orientations(parts, stated, shape):
-        blocks = _fit_blocks(parts, stated, shape, turned)
-        readings.append(_make(parts, shape[::-1] if turned else shape, blocks, element, 0))
+    for is_transposed in _list_orientations(parts, fields, shape):
+        blocks = _fit_blocks(parts, fields, shape, is_transposed)
+        readings.append(_make(parts, shape[::-1] if is_transposed else shape, blocks, element, 0))
     return readings[0].with_alternatives(readings[1:])
 
 
@@ -144,38 +144,38 @@ def fit_float(parts: Parts) -> Weight:
     codes = parts.codes
     if len(codes.shape) != 2:
         raise FormatMismatch(f"{codes} should be (in, out)")
-    read = Grid(codes, codes.shape[0], 1, turned=True, key="columns")
-    decoder = Decoder(codes, codes.shape[0], read=read)
+    code_grid = Grid(codes, codes.shape[0], 1, turned=True, key="columns")
+    decoder = Decoder(codes, codes.shape[0], read=code_grid)
     return parts.weight(codes.shape[::-1], decoder, encoding="floats", evidence=(f"{codes}, transposed",))
 
 
-def _list_orientations(parts: Parts, stated: JsonFields, shape: tuple[int, ...]) -> list[bool]:
+def _list_orientations(parts: Parts, fields: JsonFields, shape: tuple[int, ...]) -> list[bool]:
     """Return whether the weight is stored [in, out], the likeliest answer first."""
-    if stated.get("inputs_first") is not True or len(shape) != 2:
+    if fields.get("inputs_first") is not True or len(shape) != 2:
         return [False]
-    if stated.get("is_named") is not True:
+    if fields.get("is_named") is not True:
         return [True]
     if shape[0] == shape[1]:
         return [False, True]
     return [parts.hints.shape == shape[::-1]]
 
 
-def _fit_blocks(parts: Parts, stated: JsonFields, shape: tuple[int, ...], turned: bool) -> Blocks:
+def _fit_blocks(parts: Parts, fields: JsonFields, shape: tuple[int, ...], is_transposed: bool) -> Blocks:
     """Return the blocks that the scale's shape and the node's attributes give."""
     scale, (rows, cols) = parts["scale"], as_matrix(shape)
-    size, is_matrix = _read(stated, "block_size", 0), len(shape) == 2
-    is_last = stated.get("operator") == "DequantizeLinear" or stated.get("inputs_first") is True
-    axis = _read(stated, "axis", int(is_last and len(shape) > 1)) % len(shape)
+    size, is_matrix = _read(fields, "block_size", 0), len(shape) == 2
+    is_last = fields.get("operator") == "DequantizeLinear" or fields.get("inputs_first") is True
+    axis = _read(fields, "axis", int(is_last and len(shape) > 1)) % len(shape)
     if scale.n == 1:
-        return Blocks((rows, cols), rows, cols, turned)
+        return Blocks((rows, cols), rows, cols, is_transposed)
     if size and is_matrix:
-        blocks = Blocks((rows, cols), *((size, 1) if axis == 0 else (1, size)), turned)
+        blocks = Blocks((rows, cols), *((size, 1) if axis == 0 else (1, size)), is_transposed)
         if scale.shape == blocks.shape:
             return blocks
     elif len(shape) == 1 or (axis == 1 and is_matrix):
-        blocks = Blocks((rows, cols), rows, 1, turned)
+        blocks = Blocks((rows, cols), rows, 1, is_transposed)
     else:
-        blocks = Blocks((rows, cols), 1, cols, turned)
+        blocks = Blocks((rows, cols), 1, cols, is_transposed)
     if size or scale.shape != (prod(blocks.shape),) or (axis and not is_matrix):
         raise FormatMismatch(
             f"its scale {scale} fits {list(shape)} codes neither along axis {axis} nor in blocks of {size}"
@@ -192,12 +192,12 @@ def _make(
 ) -> Weight:
     """Return the weight; ``middle`` is its zero point where none is stored."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
-    table, known, bits = element
+    table, code_levels, bits = element
     if scale.n not in (1, prod(blocks.shape)):
         raise FormatMismatch(f"its scale {scale} should have {prod(blocks.shape)} numbers, one for each block")
     zero, one_zero = _read_zero_point(zero_point, blocks, table, bits) if zero_point else (None, float(middle))
-    turned = Grid(codes, blocks.matrix[0], 1, turned=True, key="columns", packing=CodePacking("dense", bits))
-    is_centred = known is not None and zero is None and one_zero == 0 and known.lowest < 0
+    code_grid = Grid(codes, blocks.matrix[0], 1, turned=True, key="columns", packing=CodePacking("dense", bits))
+    is_centred = code_levels is not None and zero is None and one_zero == 0 and code_levels.lowest < 0
     decoder = Decoder(
         codes,
         blocks.matrix[0] if blocks.turned else blocks.matrix[1],
@@ -205,13 +205,13 @@ def _make(
         scale=blocks.grid(scale, "scale"),
         zero=zero,
         group=blocks.group,
-        read=turned if blocks.turned else None if table else partial(read_floats, codes),
+        read=code_grid if blocks.turned else None if table else partial(read_floats, codes),
     )
     order = ", transposed" if blocks.turned else ""
     return parts.weight(
         shape,
         decoder,
-        levels=known.scaled if known and is_centred else known,
+        levels=code_levels.scaled if code_levels and is_centred else code_levels,
         code_bits=bits,
         scale=scale,
         block_size=(1, blocks.group) if blocks.group else None,
@@ -232,8 +232,8 @@ def _read_zero_point(entry: Entry, blocks: Blocks, table: tuple[float, ...], bit
     return blocks.grid(entry, "zero_point", bits if is_packed else 0, table if is_packed else ()), 0.0
 
 
-def _read_shape(stated: JsonFields) -> tuple[int, ...]:
-    shape = stated.get("shape")
+def _read_shape(fields: JsonFields) -> tuple[int, ...]:
+    shape = fields.get("shape")
     if not isinstance(shape, list) or not shape or not all(isinstance(size, int) for size in shape):
         raise FormatMismatch("its metadata do not state the shape of the tensor")
     return tuple(shape)
@@ -247,9 +247,9 @@ def _parse(text: str) -> JsonFields:
         raise FormatMismatch(f"its description in the metadata {error}") from error
 
 
-def _read(stated: JsonFields, key: str, default: int) -> int:
-    found = stated.get(key, default)
-    return found if isinstance(found, int) else default
+def _read(fields: JsonFields, key: str, default: int) -> int:
+    number = fields.get(key, default)
+    return number if isinstance(number, int) else default
 
 
 def _list_needs(codes: str, dtypes: frozenset[str]) -> dict[str, PartSpec]:

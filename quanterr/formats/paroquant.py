@@ -89,8 +89,8 @@ def dequantize(parts: Parts, coded: Decoder, size: int, chunk: Chunk, workspace:
     """Return the values with the rotations undone, (r, c)."""
     values = interpret(coded, chunk._replace(col=0, stop_col=parts.codes.shape[0]), workspace).weight
     theta, pairs, factors = (workspace.read_whole(role, parts[role]) for role in ("theta", "pairs", "channel_scales"))
-    turned = turn_back(values, theta, pairs, size) * factors.view(1, -1).double()
-    return Values(turned[:, chunk.col : chunk.stop_col].float().contiguous())
+    unrotated = turn_back(values, theta, pairs, size) * factors.view(1, -1).double()
+    return Values(unrotated[:, chunk.col : chunk.stop_col].float().contiguous())
 
 
 def turn_back(values: Tensor, theta: Tensor, pairs: Tensor, size: int) -> Tensor:
@@ -100,9 +100,9 @@ def turn_back(values: Tensor, theta: Tensor, pairs: Tensor, size: int) -> Tensor
     places = places + torch.arange(len(columns), device=values.device) // size * size
     for angle, place in zip(angles.flip(0), places.flip(0), strict=True):
         cos, sin = angle.cos().unsqueeze(1), angle.sin().unsqueeze(1)
-        one, other = columns.index_select(0, place[::2]), columns.index_select(0, place[1::2])
-        columns.index_copy_(0, place[::2], one * cos - other * sin)
-        columns.index_copy_(0, place[1::2], one * sin + other * cos)
+        firsts, seconds = columns.index_select(0, place[::2]), columns.index_select(0, place[1::2])
+        columns.index_copy_(0, place[::2], firsts * cos - seconds * sin)
+        columns.index_copy_(0, place[1::2], firsts * sin + seconds * cos)
     return columns.t()
 
 

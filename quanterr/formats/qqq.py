@@ -73,12 +73,12 @@ def _read(parts: Parts, blocks: ColumnBlocks, grouped: bool) -> Decoder:
     """Return the decoder of the weight: INT8 values times the scales of rows."""
     codes = parts.codes
     cols = COLS * codes.shape[0]
-    read = Grid(codes, cols, 1, key="codes", tiles=TILES[grouped])
+    code_grid = Grid(codes, cols, 1, key="codes", tiles=TILES[grouped])
     channel = Grid(parts["channel"], tiles=OF_ROWS)
     if not grouped:
-        return Decoder(codes, cols, levels=LEVELS[grouped], scale=channel, read=read)
+        return Decoder(codes, cols, levels=LEVELS[grouped], scale=channel, read=code_grid)
     group = Grid(parts["group"], blocks.n, blocks.size, key="group", tiles=OF_GROUPS)
-    inner = Decoder(codes, cols, levels=LEVELS[grouped], scale=group, group=blocks.size, read=read)
+    inner = Decoder(codes, cols, levels=LEVELS[grouped], scale=group, group=blocks.size, read=code_grid)
     return Decoder(codes, cols, scale=channel, read=Nested(inner, (-128, 127)))
 
 

@@ -100,8 +100,8 @@ def fit(parts: Parts) -> Weight:
     numbers = read_integers(identity) if identity.n == 1 else [-1]
     codebook = CODEBOOKS.get(numbers[0])
     if codebook is None:
-        known = ", ".join(f"{number} ({book.name})" for number, book in CODEBOOKS.items())
-        raise FormatMismatch(f"{identity} does not name a supported codebook ({known}), but number {numbers[0]}")
+        codebooks = ", ".join(f"{number} ({book.name})" for number, book in CODEBOOKS.items())
+        raise FormatMismatch(f"{identity} does not name a supported codebook ({codebooks}), but number {numbers[0]}")
     rows, cols = parts["rows"].n, parts["cols"].n
     if rows % 16 or cols % 64 or codes.shape != (rows, cols * codebook.bits // 64):
         raise FormatMismatch(
@@ -157,16 +157,16 @@ def _rotate_rows(parts: Parts, layer: QuipLayout, workspace: Workspace, half: Te
         codes = words.view(torch.uint8).long()  # E81B codes
         residual = make_e81b_vectors(words.device)[codes].flatten(1)
         vectors = vectors.double() + residual.double() / layer.residual
-    one = torch.ones(max(vectors.shape), dtype=torch.float64, device=vectors.device)
-    half[:, left:right] = hadamard.multiply(vectors, layer.rows, 0, (one[: layer.rows], one[: right - left]))
+    ones = torch.ones(max(vectors.shape), dtype=torch.float64, device=vectors.device)
+    half[:, left:right] = hadamard.multiply(vectors, layer.rows, 0, (ones[: layer.rows], ones[: right - left]))
 
 
 def _read_e8p(parts: Parts, layer: QuipLayout, number: int, workspace: Workspace) -> Tensor:
     """Return the words of the first or second E8P codes, (rows / 16, cols / 64, 8, 4) int64."""
     stored, n = workspace.read_whole("codes", parts["codes"]), layer.cols // 32
     if layer.bits > 2:
-        own = stored[:, number * n : (number + 1) * n]
-        stored = workspace.cache(f"e8p {number}", parts["codes"], 0, own.contiguous)
+        part = stored[:, number * n : (number + 1) * n]
+        stored = workspace.cache(f"e8p {number}", parts["codes"], 0, part.contiguous)
     return stored.view(layer.rows // 16, -1, 8, 4)
 
 
@@ -204,9 +204,9 @@ def make_e81b_vectors(device: torch.device) -> Tensor:
     """Return the vector of each code in quarters, (256, 8) int8."""
     integers = product((-1.0, 0.0, 1.0), repeat=8)
     halves = product((-0.5, 0.5), repeat=8)
-    found = [v for v in (*integers, *halves) if sum(x * x for x in v) <= 2 and sum(v) % 2 == 0]
+    vectors = [v for v in (*integers, *halves) if sum(x * x for x in v) <= 2 and sum(v) % 2 == 0]
     axes = torch.cat([2 * torch.eye(8), 0 - 2 * torch.eye(8)[:7]])
-    return _to_quarters(torch.cat([torch.tensor(found), axes]), device)
+    return _to_quarters(torch.cat([torch.tensor(vectors), axes]), device)
 
 
 def _to_quarters(vectors: Tensor, device: torch.device) -> Tensor:

@@ -72,10 +72,10 @@ class Reader:
 
     def read_scaling(self, weight: Weight, chunk: Chunk) -> Scaling | None:
         """Return the factor and the offset of each code of a chunk, (r, c) float32 each; None if they are unknown."""
-        found = weight.scaling(chunk, self._filled[:2])
-        if found is None:
+        scaling = weight.scaling(chunk, self._filled[:2])
+        if scaling is None:
             return None
-        unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in found)
+        unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in scaling)
         return None if unit is None else Scaling(unit, shift)
 
     def iterate_scales(self, entry: Entry) -> Iterator[Tensor]:
@@ -88,9 +88,12 @@ class Reader:
 
     def measure_error(self, weights: Weights, chunk: Chunk) -> tuple[float, float]:
         """Return Σx² and Σ(y - x)² over a chunk."""
-        (first, second), is_fine = zip(weights, self.sides, strict=True), not any(one.needs_float64 for one in weights)
-        if is_fine and self._kernel and (found := measure_error(self._kernel, (first, second), chunk)):
-            return found
+        (first, second), is_fine = (
+            zip(weights, self.sides, strict=True),
+            not any(weight.needs_float64 for weight in weights),
+        )
+        if is_fine and self._kernel and (error := measure_error(self._kernel, (first, second), chunk)):
+            return error
         x, y = (side.double().flatten() for side in self.read_both(weights, chunk))
         return float(x.dot(x)), float((e := y - x).dot(e))
 

@@ -113,16 +113,16 @@ def _list_values(coding: NumberType) -> tuple[float, ...]:
 
 def _parse_number_type(name: str) -> NumberType | None:
     """Parse a name in config.json; None if it is not supported."""
-    if found := re.fullmatch(r"(u?)int([2-8])", name):
-        return NumberType(name, int(found[2]), found[1] == "u")
-    if found := re.fullmatch(r"(u?)fp([2-8])", name):
-        bits, unsigned = int(found[2]), found[1] == "u"
-        exponent = SHORT[found[1]].get(bits, 0)
+    if match := re.fullmatch(r"(u?)int([2-8])", name):
+        return NumberType(name, int(match[2]), match[1] == "u")
+    if match := re.fullmatch(r"(u?)fp([2-8])", name):
+        bits, unsigned = int(match[2]), match[1] == "u"
+        exponent = SHORT[match[1]].get(bits, 0)
         return NumberType(name, bits, unsigned, exponent) if exponent else None
-    found = NAME.fullmatch(name)
-    if found is None:
+    match = NAME.fullmatch(name)
+    if match is None:
         return None
-    bits, exponent, mantissa, unsigned = int(found[1]), int(found[2]), int(found[3]), found[4] == "u"
+    bits, exponent, mantissa, unsigned = int(match[1]), int(match[2]), int(match[3]), match[4] == "u"
     return NumberType(name, bits, unsigned, exponent) if bits == exponent + mantissa + (not unsigned) else None
 
 
@@ -185,8 +185,8 @@ def _fit_codebook(parts: Parts, settings: JsonFields, declared: NumberType | Non
     rows = scale.shape[0] if len(scale.shape) > 1 else original[0] if original else codes.shape[0]
     if len(scale.shape) == 1 and not original and len(codes.shape) != 2 and bits != 8:
         raise FormatMismatch(f"the shape of {codes} is unknown: give an original")
-    cols, rest = divmod(8 * codes.nbytes // bits, max(rows, 1))
-    if rest or not rows or cols % groups:
+    cols, remainder = divmod(8 * codes.nbytes // bits, max(rows, 1))
+    if remainder or not rows or cols % groups:
         raise FormatMismatch(f"{codes} does not hold {rows} rows in {groups} groups of columns, as {scale} has")
     layout = SdnqLayout((rows, cols), ColumnBlocks(groups, cols // groups), bits, transposed=False, codebook=True)
     coding = NumberType(f"uint{bits}", bits, unsigned=True)
@@ -230,8 +230,8 @@ def _find_rotation(settings: JsonFields, cols: int) -> int:
     if not settings.get("use_hadamard"):
         return 0
     configured = settings.get("hadamard_group_size")
-    most = min(configured if type(configured) is int and configured > 0 else HADAMARD, cols)
-    size = 1 << (most - 1).bit_length()
+    limit = min(configured if type(configured) is int and configured > 0 else HADAMARD, cols)
+    size = 1 << (limit - 1).bit_length()
     while cols % size:
         size //= 2
     return size if size >= MIN_ROTATION else 0
@@ -280,8 +280,15 @@ def _check_layout(parts: Parts, layout: SdnqLayout) -> SdnqLayout:
     if not run or 8 * codes.nbytes != layout.bits * rows * cols or cols % run or 0 in layout.shape:
         raise FormatMismatch(f"{codes} does not hold {rows} × {cols} codes of 2 to 8 bits")
     scales = {role: parts[role] for role in ("scale", "zero_point") if parts.get(role)}
-    each = 1 << bits if (bits := layout.bits * layout.codebook) else 1
-    wrong = next((entry for entry in scales.values() if entry.n not in (each, rows * layout.blocks.n * each)), None)
+    scales_per_block = 1 << bits if (bits := layout.bits * layout.codebook) else 1
+    wrong = next(
+        (
+            entry
+            for entry in scales.values()
+            if entry.n not in (scales_per_block, rows * layout.blocks.n * scales_per_block)
+        ),
+        None,
+    )
     if wrong or (zero_point and zero_point.n != parts["scale"].n):
         raise FormatMismatch(f"{wrong or zero_point} does not fit {rows} × {cols} codes, nor {parts['scale']}")
     up, down = parts.get("svd_up"), parts.get("svd_down")

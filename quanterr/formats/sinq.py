@@ -88,8 +88,8 @@ def fit(parts: Parts) -> Weight:
     (rows, cols), groups = layout.shape, prod(layout.shape) // layout.size
     if parts["columns"].shape != (1, cols):
         raise FormatMismatch(f"{parts['columns']} should be [1, {cols}]: tiles of rows and columns are not supported")
-    each = len(layout.planes.shifts)  # codes in an element; the last rows of elements may be padded
-    if layout.planes.codes != -(-groups // each) * each * layout.size:
+    codes_per_element = len(layout.planes.shifts)  # codes in an element; the last rows of elements may be padded
+    if layout.planes.codes != -(-groups // codes_per_element) * codes_per_element * layout.size:
         raise FormatMismatch(f"{parts.codes} does not hold {rows} × {cols} codes of {layout.planes.bits} bits")
     for name in ("scale", "zero"):
         _check_numbers(parts, name, groups)
@@ -129,16 +129,16 @@ def _module(parts: Parts) -> str:
 
 def _check_numbers(parts: Parts, name: str, groups: int) -> None:
     """Check the numbers of groups: stored as they are, or as bytes with steps and least numbers."""
-    plain, (codes, step, least) = parts.get(name), (parts.get(f"{name}.{part}") for part in "xsm")
+    plain, (codes, step, minimum) = parts.get(name), (parts.get(f"{name}.{part}") for part in "xsm")
     if plain and not codes:
         fits = plain.shape == (groups, 1) or (name == "zero" and plain.n == 1)
     else:
-        fits = bool(codes and step and least and not plain and codes.n == groups and len(codes.shape) == 2)
-        fits = fits and codes is not None and {(1, codes.shape[1])} == {e.shape for e in (step, least) if e}
+        fits = bool(codes and step and minimum and not plain and codes.n == groups and len(codes.shape) == 2)
+        fits = fits and codes is not None and {(1, codes.shape[1])} == {e.shape for e in (step, minimum) if e}
     if not fits:
-        found = [entry for entry in (plain, codes, step, least) if entry]
+        entries = [entry for entry in (plain, codes, step, minimum) if entry]
         raise FormatMismatch(
-            f"there should be one {name} for each of {groups} groups, not {', '.join(map(str, found)) or 'none'}"
+            f"there should be one {name} for each of {groups} groups, not {', '.join(map(str, entries)) or 'none'}"
         )
 
 
@@ -157,10 +157,10 @@ def _read(parts: Parts, layout: SinqLayout) -> Decoder:
 
 def _read_numbers(parts: Parts, name: str, across: int, size: int, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the scales or zero points of a chunk that are bytes with steps and least numbers, (r, groups) float32."""
-    codes, step, least = (parts[f"{name}.{part}"] for part in "xsm")
+    codes, step, minimum = (parts[f"{name}.{part}"] for part in "xsm")
     numbers = workspace.read(f"{name}.x", codes, chunk.row * across, (chunk.shape[0], across)).float()
     groups = torch.arange(chunk.row * across, chunk.stop_row * across, device=workspace.device).view(numbers.shape)
-    for role, entry, operation in (("s", step, torch.Tensor.mul_), ("m", least, torch.Tensor.add_)):
+    for role, entry, operation in (("s", step, torch.Tensor.mul_), ("m", minimum, torch.Tensor.add_)):
         of_places = workspace.read_whole(f"{name}.{role}", entry).view(-1).float()
         operation(numbers, of_places[groups % codes.shape[1]])
     return numbers[:, chunk.col // size : -(-chunk.stop_col // size)]

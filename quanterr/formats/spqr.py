@@ -73,12 +73,12 @@ def fit(parts: Parts) -> Weight:
         check_permutation(
             order, [half for word in read_integers(order) for half in (word & 0xFFFF, word >> 16 & 0xFFFF)]
         )
-    kind = "of tiles" if layer.interleaved else "of rows"
+    scope = "of tiles" if layer.interleaved else "of rows"
     return parts.weight(
         (rows, cols),
         Custom(parts.entries, partial(decode, parts, layer), TILE, tall, frozenset({"codes"})),
         code_bits=BITS,
-        evidence=(f"SpQR, tiles of 16 × 16, {parts['outliers'].n} outliers by offsets {kind}",),
+        evidence=(f"SpQR, tiles of 16 × 16, {parts['outliers'].n} outliers by offsets {scope}",),
         warnings=check_quant_method(parts, "spqr"),
     )
 
@@ -127,14 +127,14 @@ def _add_outliers(entry: Entry, layer: SpqrLayout, values: Tensor, stored: Store
     first, stop = (row // TILE if layer.interleaved else min(row, layer.rows) for row in (chunk.row, chunk.stop_row))
     bounds = stored["offsets"][first : stop + 1]
     begin, end = int(bounds[0]), int(bounds[-1])
-    found = stored["outliers"][begin:end]
+    outliers = stored["outliers"][begin:end]
     rows = torch.repeat_interleave(bounds.diff().long())
     if layer.interleaved:
         rows = rows * TILE + torch.arange(begin, end, device=rows.device) % TILE
-    cols = found.long() & 0xFFFF
+    cols = outliers.long() & 0xFFFF
     if begin < end and int(cols.max()) >= layer.cols:
         raise CheckpointError(f"{entry.file}: {entry} has an outlier in column {int(cols.max())}, beyond the last")
-    numbers = (found >> 16).to(torch.int16).view(torch.float16).float()
+    numbers = (outliers >> 16).to(torch.int16).view(torch.float16).float()
     return values.view(-1).index_add(0, rows * values.shape[1] + cols, numbers).view(values.shape)
 
 

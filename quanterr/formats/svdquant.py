@@ -118,8 +118,10 @@ def _read(parts: Parts, padded: Padded, low_rank: LowRank) -> Decoder:
     """Return the decoder of the weight: code · scale with smoothing undone, plus the low-rank product."""
     codes, cols, scale = parts.codes, padded.stored_cols, Grid(parts["scale"], padded.stored_cols // GROUP, GROUP)
     if len(codes.shape) == 4:
-        read = Grid(codes, cols, 1, key="codes", tiles=TILES, levels=element_types.INT4)
-        decoder = Decoder(codes, cols, scale=replace(scale, tiles=OF_ROWS), group=GROUP, read=read, low_rank=low_rank)
+        code_grid = Grid(codes, cols, 1, key="codes", tiles=TILES, levels=element_types.INT4)
+        decoder = Decoder(
+            codes, cols, scale=replace(scale, tiles=OF_ROWS), group=GROUP, read=code_grid, low_rank=low_rank
+        )
     else:
         scale = replace(scale, turned=True)
         decoder = Decoder(codes, cols, levels=element_types.INT4, scale=scale, group=GROUP, low_rank=low_rank)

@@ -89,20 +89,22 @@ def fit(parts: Parts) -> Weight | None:
             f"{display(parts.name)}: "
             "save the checkpoint again with its metadata"
         )
-    kind, declared, listed = parse_description(text)
-    if kind not in KINDS:
+    class_name, declared, listed = parse_description(text)
+    if class_name not in KINDS:
         raise FormatMismatch(
-            f"the header declares {display(kind)}, which is not supported; supported are {', '.join(KINDS)}"
+            f"the header declares {display(class_name)}, which is not supported; supported are {', '.join(KINDS)}"
         )
-    name, needed, optional, read = KINDS[kind]
+    name, needed, optional, read = KINDS[class_name]
     if name != parts.format:
         return None
     if missing := [role for role in needed if role not in parts.entries]:
-        raise FormatMismatch(f"its {missing[0]} is missing, which a torchao {kind} needs")
+        raise FormatMismatch(f"its {missing[0]} is missing, which a torchao {class_name} needs")
     if lost := [part for part in listed if part != CODES and part not in parts.entries]:
         raise FormatMismatch(f"its {display(lost[0])} is missing, which the header lists (_tensor_data_names)")
-    used = {role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)}
-    return read(replace(parts, entries=used), declared)
+    known_parts = {
+        role: entry for role, entry in parts.entries.items() if role in ("codes", *needed, *optional, *ACTIVATIONS)
+    }
+    return read(replace(parts, entries=known_parts), declared)
 
 
 def _fit_integers(parts: Parts, declared: Description) -> Weight:
@@ -111,17 +113,17 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
         raise FormatMismatch(f"codes of {parts.format} are I8 (rows, cols), not {codes}")
     *front, group = read_block_size(parts, declared)
     cols = codes.shape[-1]
-    one = (*front, group) == codes.shape
-    if cols % group or not (one or set(front) == {1}):
+    per_tensor = (*front, group) == codes.shape
+    if cols % group or not (per_tensor or set(front) == {1}):
         raise FormatMismatch(
             f"the header declares block_size {[*front, group]} for {codes}: "
             "neither groups of columns nor the whole tensor"
         )
-    number = 1 if one else codes.n // group
+    number = 1 if per_tensor else codes.n // group
     for part in (scale, parts.get("zero_point")):
         if part and part.n != number:
-            each = "one for the whole tensor" if one else f"one per {group} columns of {codes}"
-            raise FormatMismatch(f"{part} should have {count(number, 'number')}: {each}")
+            sharing = "one for the whole tensor" if per_tensor else f"one per {group} columns of {codes}"
+            raise FormatMismatch(f"{part} should have {count(number, 'number')}: {sharing}")
     if scale.dtype not in FLOATS:
         raise FormatMismatch(f"its scale {scale} should have a floating dtype")
     target = declared.get("target_dtype")
@@ -130,7 +132,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     check_width(parts, codes.shape)
     return parts.weight(
         codes.shape,
-        _read_integers(parts, group, one, code_bits == 8),
+        _read_integers(parts, group, per_tensor, code_bits == 8),
         levels=signed_bytes(code_bits),
         block_size=(1, group) if number > prod(codes.shape[:-1]) else None,
         scale=scale,
@@ -138,20 +140,20 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
     )
 
 
-def _read_integers(parts: Parts, group: int, one: bool, counted: bool) -> Decoder:
+def _read_integers(parts: Parts, group: int, per_tensor: bool, counted: bool) -> Decoder:
     """Return the decoder of INT8 codes with a scale and perhaps a zero point for each group, or one for all (``one``).
 
     If ``counted``, codes at either end of their range are counted.
     """
     cols, zero_point = parts.codes.shape[-1], parts.get("zero_point")
-    across = 1 if one else cols // group
+    across = 1 if per_tensor else cols // group
     return Decoder(
         parts.codes,
         cols,
         ElementType.I8,
         scale=Grid(parts["scale"], across, group),
         zero=Grid(zero_point, across, group, key="zero_point") if zero_point else None,
-        group=0 if one else group,
+        group=0 if per_tensor else group,
         ends=element_types.ELEMENTS["I8"][1] if counted else (),
         factor=fit_pre_scale(parts, cols, 1, role="act_pre_scale"),
     )
@@ -185,8 +187,8 @@ MX_ELEMENTS: dict[str, SmallFloat] = {
 
 
 def _fit_mx(parts: Parts, declared: Description) -> Weight:
-    given = declared.get("elem_dtype")
-    named = str(given.get("_data") if isinstance(given, dict) else given)
+    elem_dtype = declared.get("elem_dtype")
+    named = str(elem_dtype.get("_data") if isinstance(elem_dtype, dict) else elem_dtype)
     element, block = MX_ELEMENTS.get(named), declared.get("block_size")
     if element is None or not isinstance(block, int) or block < 1:
         raise FormatMismatch(
@@ -209,9 +211,11 @@ def _fit_microscaled(
     codes, scale = parts.codes, parts["scale"]
     dtypes = {"e4m3": ("F8_E4M3",), "e5m2": ("F8_E5M2",), "e2m1": ("U8", "F4")}.get(element, ("U8",))
     unpacked = CODE_BITS[element] == 6
-    kind = "F8_E8M0" if levels is E8M0 else "F8_E4M3"
-    if codes.dtype not in dtypes or scale.dtype not in (kind, "U8") or len(codes.shape) not in (2, 3):
-        raise FormatMismatch(f"codes of {parts.format} are {dtypes[0]} with scales {kind}, not {codes} and {scale}")
+    scale_dtype = "F8_E8M0" if levels is E8M0 else "F8_E4M3"
+    if codes.dtype not in dtypes or scale.dtype not in (scale_dtype, "U8") or len(codes.shape) not in (2, 3):
+        raise FormatMismatch(
+            f"codes of {parts.format} are {dtypes[0]} with scales {scale_dtype}, not {codes} and {scale}"
+        )
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if codes.dtype == "U8" and not unpacked else 1))
     tiled = declared.get("is_swizzled_scales") is True
     rows, blocks = prod(shape[:-1]), shape[-1] // block

@@ -103,11 +103,11 @@ def fit(parts: Parts) -> Weight:
                 f"config.json declares {name} {settings[name]}, but only VPTQ with {value} is supported"
             )
     _check_declared_parts(parts, settings)
-    for one, other in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
-        if (parts.get(one) is None) != (parts.get(other) is None):
+    for part, partner in (("outlier_indices", "outlier_centroids"), ("scale", "bias")):
+        if (parts.get(part) is None) != (parts.get(partner) is None):
             raise FormatMismatch(
-                f"{parts.get(one) or parts.get(other)} is stored without "
-                + NEEDS[other if parts.get(one) else one].names[0].removeprefix("{module}.")
+                f"{parts.get(part) or parts.get(partner)} is stored without "
+                + NEEDS[partner if parts.get(part) else part].names[0].removeprefix("{module}.")
             )
     for role in ("order", "scale", "bias"):
         if (entry := parts.get(role)) and entry.shape != (cols,):
@@ -131,9 +131,9 @@ def _read_settings(parts: Parts) -> JsonFields:
     module = parts.name.removesuffix(WEIGHT_SUFFIX)
     for place, name in (("config_for_layers", module), ("shared_layer_config", module.rpartition(".")[2])):
         layers = parts.hints.config.get(place)
-        found = layers.get(name) if isinstance(layers, dict) else None
-        if isinstance(found, dict):
-            return found
+        layer = layers.get(name) if isinstance(layers, dict) else None
+        if isinstance(layer, dict):
+            return layer
     return {}
 
 
@@ -177,12 +177,12 @@ def _fit_layout(parts: Parts, settings: JsonFields, rows: int, cols: int) -> Vpt
     if not (groups - 1) * group_cols < main_cols <= groups * group_cols:
         raise FormatMismatch(f"{indices}: {groups} groups of {group_cols} columns do not make {main_cols} columns")
     books = [centroids, res_centroids] if res_centroids else [centroids]
-    found = [
+    layouts = [
         fitting
         for fitting in _possible_codebooks(indices, rows, groups, books, _declared_rows(settings, 1))
         if not packed or indices.shape[2] == -(-group_cols * sum(book.bits for book in fitting) // WORD)
     ]
-    main, *residual = _pick_only(found, indices, rows, _declared_rows(settings, 1))
+    main, *residual = _pick_only(layouts, indices, rows, _declared_rows(settings, 1))
     if parts.get("res_indices") and parts["res_indices"].shape != indices.shape:
         raise FormatMismatch(f"{parts['res_indices']} should have the shape of {indices}")
     return VptqLayout(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
@@ -194,8 +194,8 @@ def _fit_outliers(parts: Parts, settings: JsonFields, rows: int) -> VectorCodebo
         return None
     if len(indices.shape) != 3 or indices.shape[0] != 1 or not indices.n:
         raise FormatMismatch(f"outlier indices are (1, vectors, columns), not {indices}")
-    found = _possible_codebooks(indices, rows, 1, [parts["outlier_centroids"]], _declared_rows(settings, 0))
-    return _pick_only(found, indices, rows, _declared_rows(settings, 0))[0]
+    layouts = _possible_codebooks(indices, rows, 1, [parts["outlier_centroids"]], _declared_rows(settings, 0))
+    return _pick_only(layouts, indices, rows, _declared_rows(settings, 0))[0]
 
 
 def _declared_rows(settings: JsonFields, place: int) -> int | None:
@@ -213,18 +213,18 @@ def _possible_codebooks(
         if len(book.shape) != 2 or book.shape[0] != groups:
             raise FormatMismatch(f"{book} should have a row for each of {groups} groups")
     n = indices.shape[1]
-    most = (rows - 1) // (n - 1) if n > 1 else books[0].shape[1]
-    for length in range(-(-rows // n), most + 1):
-        found = tuple(VectorCodebook(book, length, book.shape[1] // length) for book in books)
-        fits = all(book.size > 1 and book.rows * book.size == book.entry.shape[1] for book in found)
-        if fits and all(book.size == 1 << book.bits for book in found) and declared in (None, length):
-            yield found
+    max_length = (rows - 1) // (n - 1) if n > 1 else books[0].shape[1]
+    for length in range(-(-rows // n), max_length + 1):
+        codebooks = tuple(VectorCodebook(book, length, book.shape[1] // length) for book in books)
+        fits = all(book.size > 1 and book.rows * book.size == book.entry.shape[1] for book in codebooks)
+        if fits and all(book.size == 1 << book.bits for book in codebooks) and declared in (None, length):
+            yield codebooks
 
 
 def _pick_only(
-    found: Iterable[tuple[VectorCodebook, ...]], indices: Entry, rows: int, declared: int | None
+    layouts: Iterable[tuple[VectorCodebook, ...]], indices: Entry, rows: int, declared: int | None
 ) -> tuple[VectorCodebook, ...]:
-    candidates = list(found)
+    candidates = list(layouts)
     if len(candidates) != 1:
         if declared:
             raise FormatMismatch(
@@ -260,16 +260,18 @@ def _find_indices(parts: Parts, layer: VptqLayout, stored: Stored, chunk: Chunk)
     """
     entry, main, residual = parts["indices"], layer.main, layer.residual
     codes = _cut_rows(entry, stored["indices"], main, chunk)  # (groups, vectors, words)
-    rest = None
+    residual_codes = None
     if entry.dtype == "I32":
         bits = main.bits + (residual.bits if residual else 0)
         fields = _unpack(codes, bits, layer.group_cols)
-        codes, rest = fields & main.size - 1, fields >> main.bits
+        codes, residual_codes = fields & main.size - 1, fields >> main.bits
     elif residual:
-        rest = _cut_rows(parts["res_indices"], stored["res_indices"], residual, chunk)
+        residual_codes = _cut_rows(parts["res_indices"], stored["res_indices"], residual, chunk)
     groups = torch.arange(len(codes), device=codes.device).view(-1, 1, 1)
-    found, others = codes + groups * main.size, None if rest is None or not residual else rest + groups * residual.size
-    return _join_groups(found), None if others is None else _join_groups(others)
+    main_indices = _join_groups(codes + groups * main.size)
+    if residual_codes is None or not residual:
+        return main_indices, None
+    return main_indices, _join_groups(residual_codes + groups * residual.size)
 
 
 def _unpack(words: Tensor, bits: int, n: int) -> Tensor:

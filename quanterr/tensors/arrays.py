@@ -17,9 +17,9 @@ def as_tensor(name: str, value: Any) -> Tensor:
     """
     if isinstance(value, torch.Tensor):
         return value
-    kind = type(value)
-    if (kind.__module__, kind.__name__) != ("numpy", "ndarray"):
-        raise UsageError(f"{name}: expected a tensor or an array of numpy; got {with_article(kind.__name__)}")
+    array_type = type(value)
+    if (array_type.__module__, array_type.__name__) != ("numpy", "ndarray"):
+        raise UsageError(f"{name}: expected a tensor or an array of numpy; got {with_article(array_type.__name__)}")
     dtype = getattr(torch, value.dtype.name, None)
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"{name}: torch has no dtype {display(value.dtype.name)}, which the array has")

@@ -67,8 +67,8 @@ class CastTest:
             x, y = x.double(), y.double()
         for way, before in self._found.items():
             if before != Copy.CHANGED:
-                found = self._classify(way, y, x) if way.back else self._classify(way, x, y)
-                self._found[way] = max(before, found, key=ORDER.index)
+                copy = self._classify(way, y, x) if way.back else self._classify(way, x, y)
+                self._found[way] = max(before, copy, key=ORDER.index)
 
     def _classify(self, way: _Way, a: Tensor, b: Tensor) -> Copy:
         """Return the relation of ``b`` to ``a`` along ``way``."""

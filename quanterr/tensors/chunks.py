@@ -70,8 +70,8 @@ class Cut(Sequence[Chunk]):
     def __init__(self, rows: int, cols: int, size: int) -> None:
         """Cut a matrix of ``rows`` × ``cols`` elements."""
         self._rows, self._cols = rows, cols
-        most = max(size // cols, 1) if cols else 1
-        self._row_step = -(-rows // -(-rows // most)) if rows else 1  # steps of nearly equal height
+        max_rows = max(size // cols, 1) if cols else 1
+        self._row_step = -(-rows // -(-rows // max_rows)) if rows else 1  # steps of nearly equal height
         self._col_step = min(cols, size)
         self._across = -(-cols // size)
 

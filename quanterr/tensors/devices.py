@@ -29,15 +29,15 @@ def pick_device(name: str) -> torch.device:
         ResourceError: the device is not available, or lacks a dtype that is needed.
     """
     check_name(name)
-    kind = _find_accelerator()
-    automatic = "cpu" if kind is None else f"{kind}:{this_process().local_rank}"
+    accelerator = _find_accelerator()
+    automatic = "cpu" if accelerator is None else f"{accelerator}:{this_process().local_rank}"
     device = torch.device(automatic if name == "auto" else name)
     if device.type == "cpu":
         return device
-    n = torch.accelerator.device_count() if device.type == kind else 0
+    n = torch.accelerator.device_count() if device.type == accelerator else 0
     if (device.index or 0) >= n:
-        here = f"torch {torch.__version__} sees {count(n, f'{device.type.upper()} device')} here"
-        raise ResourceError(f"--device {name}: {here}; try --device cpu")
+        available = f"torch {torch.__version__} sees {count(n, f'{device.type.upper()} device')} here"
+        raise ResourceError(f"--device {name}: {available}; try --device cpu")
     missing = _find_missing(device)
     if missing and name == "auto":
         return torch.device("cpu")

@@ -99,14 +99,16 @@ class TensorsFile(CheckpointFile):
 
     def _describe(self, name: str, tensor: Tensor) -> _Part:
         if str(tensor.dtype) not in DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
-            found = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-            raise UsageError(f"{self}: {display(name)}: {found}: expected a dense tensor of a dtype of safetensors")
+            properties = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+            raise UsageError(
+                f"{self}: {display(name)}: {properties}: expected a dense tensor of a dtype of safetensors"
+            )
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # its storage has its values
             return _Part(tensor, tensor.detach)
         if type(tensor).dequantize is torch.Tensor.dequantize:
-            kind = f"{type(tensor).__module__}.{type(tensor).__name__}"
+            class_name = f"{type(tensor).__module__}.{type(tensor).__name__}"
             raise UsageError(
-                f"{self}: {display(name)}: a {kind}, which has no dequantize(); give plain tensors "
+                f"{self}: {display(name)}: a {class_name}, which has no dequantize(); give plain tensors "
                 "(for a DTensor: full_tensor())"
             )
         self.dequantized[name] = type(tensor).__name__
@@ -115,16 +117,16 @@ class TensorsFile(CheckpointFile):
     def _dequantize(self, name: str, tensor: Tensor) -> Tensor:
         """Return the values of a tensor; the values of the last tensors are kept, as a tensor is read in chunks."""
         with self._lock:
-            found = self._recent.pop(name, None)
-            if found is None:
-                found = tensor.dequantize()
-                if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
-                    said, is_ = (f"{one.dtype} {list(one.shape)}" for one in (tensor, found))
+            dequantized = self._recent.pop(name, None)
+            if dequantized is None:
+                dequantized = tensor.dequantize()
+                if (dequantized.shape, dequantized.dtype) != (tensor.shape, tensor.dtype):
+                    said, is_ = (f"{checked.dtype} {list(checked.shape)}" for checked in (tensor, dequantized))
                     raise CheckpointError(f"{self}: {display(name)}: is {said}, but dequantizes to {is_}")
-            self._recent[name] = found  # the last one
+            self._recent[name] = dequantized  # the last one
             if len(self._recent) > KEPT:
                 del self._recent[next(iter(self._recent))]
-        return found
+        return dequantized
 
     def __str__(self) -> str:
         return display(str(self.path))
@@ -137,7 +139,7 @@ class TensorsFile(CheckpointFile):
             torch.frombuffer(view[begin - offset : end - offset], dtype=torch.uint8).copy_(stored)
 
     def _find_parts(self, offset: int, n: int) -> Iterable[tuple[Entry, _Part]]:
-        k = bisect_right(self._parts, offset, key=lambda one: one[0].offset) - 1
+        k = bisect_right(self._parts, offset, key=lambda candidate: candidate[0].offset) - 1
         for entry, part in islice(self._parts, max(k, 0), None):
             if entry.offset >= offset + n:
                 return
@@ -163,10 +165,10 @@ class TensorsFile(CheckpointFile):
     @cached_property
     def tag(self) -> str:
         """The SHA-256 of all bytes."""
-        found = sha256()
+        digest = sha256()
         for offset in range(0, self.size, HASHED):
-            found.update(self.read(offset, min(HASHED, self.size - offset)))
-        return found.hexdigest()
+            digest.update(self.read(offset, min(HASHED, self.size - offset)))
+        return digest.hexdigest()
 
     def will_need(self, offset: int, n: int) -> None:
         """Do nothing: all is in memory."""
@@ -189,21 +191,21 @@ def hold_all(sides: Iterable[Side]) -> list[Opened]:
     every = list(sides)
     names = Counter(_name(side) for side in every if isinstance(side, Mapping | Model))
     numbers: Counter[str] = Counter()
-    held: list[Opened] = []
+    checkpoints: list[Opened] = []
     for side in every:
         if not isinstance(side, Mapping | Model):
             check_types({"a checkpoint": side}, {"a checkpoint": Side})
-            held.append(side)
+            checkpoints.append(side)
             continue
         name = _name(side)
         numbers[name] += 1
         if names[name] > 1:
             name = f"{name} {numbers[name]}"
         file = TensorsFile(name, side if isinstance(side, Mapping) else side.state_dict())
-        own = [f"{n} {kind} dequantized" for kind, n in Counter(file.dequantized.values()).items()]
-        shown = f"{name} ({', '.join(own)})" if own else name
-        held.append(Checkpoint(shown, KIND, (file,), file.entries, ({},), _read_config(side, bool(own))))
-    return held
+        counts = [f"{n} {class_name} dequantized" for class_name, n in Counter(file.dequantized.values()).items()]
+        shown = f"{name} ({', '.join(counts)})" if counts else name
+        checkpoints.append(Checkpoint(shown, KIND, (file,), file.entries, ({},), _read_config(side, bool(counts))))
+    return checkpoints
 
 
 def _name(side: Tensors) -> str:

@@ -20,8 +20,8 @@ def map_in_threads(
     def prepare() -> None:
         torch.set_num_threads(1)  # no torch threads below this one, as they would compete for the cores
 
-    def compute(task: Task, own: Buffers) -> Result:
+    def compute(task: Task, task_buffers: Buffers) -> Result:
         with torch.inference_mode():
-            return work(task, own)
+            return work(task, task_buffers)
 
     return pool.map_in_threads(compute, tasks, buffers, ahead, on_wait, prepare)

@@ -11,11 +11,11 @@ from quanterr.util.platform import has_amd_cpu
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x Wᵀ + b, as F.linear does."""
-    whole = weight.dim() == 2 and (weight.is_contiguous() or weight.t().is_contiguous())
-    if not (whole and uses_onednn(x) and uses_onednn(weight)):
+    is_matrix = weight.dim() == 2 and (weight.is_contiguous() or weight.t().is_contiguous())
+    if not (is_matrix and uses_onednn(x) and uses_onednn(weight)):
         return torch.nn.functional.linear(x, weight, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
 
 
 def uses_onednn(values: Tensor) -> bool:

@@ -191,11 +191,11 @@ class Workspace:
 
         ``make`` is called again only if ``key`` has held another piece or entry since.
         """
-        held = self._held.get(key)
-        if held is None or held[0] is not entry or held[1] != number:
+        cached = self._held.get(key)
+        if cached is None or cached[0] is not entry or cached[1] != number:
             self._held.pop(key, None)
-            self._held[key] = held = entry, number, make()
-        return held[2]
+            self._held[key] = cached = entry, number, make()
+        return cached[2]
 
     def share(
         self,
@@ -211,20 +211,20 @@ class Workspace:
         ``pieces`` among themselves. It is freed once every workspace that used it has moved on to another entry under
         the ``key``.
         """
-        held = self._in_use.get(key)
-        if held is None or held[0] is not entry:
+        cached = self._in_use.get(key)
+        if cached is None or cached[0] is not entry:
             self._in_use.pop(key, None)  # free the old one before making another
             with _making:
                 shared = self._shared.get((id(entry), self.device))
                 if shared is None:
                     shared = self._shared[id(entry), self.device] = _Shared(make(), pieces)
                     self._finish_sharing()
-            self._in_use[key] = held = entry, shared
-        if fill is not None and held[1].missing:
-            held[1].complete(partial(self._fill, fill))
+            self._in_use[key] = cached = entry, shared
+        if fill is not None and cached[1].missing:
+            cached[1].complete(partial(self._fill, fill))
         if self.device.type != "cpu":
-            held[1].tensor.record_stream(torch.accelerator.current_stream(self.device))
-        return held[1].tensor
+            cached[1].tensor.record_stream(torch.accelerator.current_stream(self.device))
+        return cached[1].tensor
 
     def _fill(self, fill: Callable[[Tensor, int], None], tensor: Tensor, piece: int) -> None:
         fill(tensor, piece)
@@ -266,10 +266,10 @@ class FilledWorkspace(Workspace):
         With ``rows``, (head, length), each ``length`` bytes begin with ``head`` bytes for the heads of rows, and blocks
         follow.
         """
-        wanted = {id(entry) for entry in entries}, byte, block, span, rows
-        if wanted != (self._filled, self._byte, self._block, self._span, self._rows):
+        request = {id(entry) for entry in entries}, byte, block, span, rows
+        if request != (self._filled, self._byte, self._block, self._span, self._rows):
             self._held.clear()  # it was filled in another way
-        self._filled, self._byte, self._block, self._span, self._rows = wanted
+        self._filled, self._byte, self._block, self._span, self._rows = request
 
     def fills(self, entry: Entry) -> bool:
         """Return whether an entry is filled."""

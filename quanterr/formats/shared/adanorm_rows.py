@@ -28,9 +28,9 @@ def count_parts_by_name(module: str) -> int:
 
 def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.device) -> Tensor:
     """Return the indices of the stored rows that hold ``row:stop_row`` of a weight's ``rows`` rows, (r,) int64."""
-    wanted = torch.arange(row, stop_row, device=device)
-    each = rows // parts
-    return wanted % each * parts + wanted // each
+    positions = torch.arange(row, stop_row, device=device)
+    rows_per_part = rows // parts
+    return positions % rows_per_part * parts + positions // rows_per_part
 
 
 def read_ordered_rows(

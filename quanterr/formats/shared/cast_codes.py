@@ -31,7 +31,9 @@ def describe_codes(values: Tensor) -> str | None:
     if torch.equal(distinct, distinct.round()) and distinct[0] >= LEAST_BYTE and distinct[-1] <= LARGEST_BYTE:
         return "INT4" if len(distinct) <= NIBBLE else "INT8"
     kinds = {torch.float8_e4m3fn: "FP8 E4M3", torch.float8_e5m2: "FP8 E5M2"}
-    return next((kind for dtype, kind in kinds.items() if torch.equal(distinct.to(dtype).float(), distinct)), None)
+    return next(
+        (description for dtype, description in kinds.items() if torch.equal(distinct.to(dtype).float(), distinct)), None
+    )
 
 
 def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None:
@@ -40,17 +42,17 @@ def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None
     if len(codes.shape) < 2 or not size:
         return None
     stored = torch.frombuffer(bytearray(codes.file.read(codes.offset, size)), dtype=find_dtype(codes.dtype))
-    kind = describe_codes(stored)
-    if kind is None:
+    description = describe_codes(stored)
+    if description is None:
         return None
     parts = replace(parts, entries={"codes": codes, "scale": scale})
     try:
         grid = fit_grid(scale, codes.shape, collect_hints(parts))
     except FormatMismatch:
         return None
-    cast = f"{kind} codes that were cast to {codes.dtype}"
+    cast = f"{description} codes that were cast to {codes.dtype}"
     doubt = f"{cast} stand beside their scale, which loaders do not expect: they take the codes for weights"
-    as_stored, scaled = (
+    as_stored, with_scale = (
         parts.weight(
             codes.shape,
             dequantize,
@@ -65,4 +67,4 @@ def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None
             (read_grid(parts, grid), "times their scale"),
         )
     )
-    return as_stored.with_alternatives([scaled])
+    return as_stored.with_alternatives([with_scale])

@@ -46,8 +46,8 @@ def look_up(tiles: Tensor, layout: TileLayout, table: Tensor, generator: Generat
     (rows, cols, _), (height, width, codes) = tiles.shape, layout
     kernel = choose_kernel().kernel if tiles.device.type == "cpu" else None
     if kernel is None:
-        found = table[_extract(tiles, codes).long() & len(table) - 1]  # (codes, tiles)
-        return found.view(height, width, rows, cols).permute(2, 0, 3, 1).reshape(rows * height, cols * width)
+        elements = table[_extract(tiles, codes).long() & len(table) - 1]  # (codes, tiles)
+        return elements.view(height, width, rows, cols).permute(2, 0, 3, 1).reshape(rows * height, cols * width)
     values = torch.empty(rows * height, cols * width)
     words, (row_step, col_step, _) = tiles.data_ptr(), tiles.stride()
     stored = words, rows, cols, row_step, col_step, codes.data_ptr(), height, width

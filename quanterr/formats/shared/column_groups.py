@@ -60,8 +60,8 @@ def fit_blocks(n: int, cols: int, configured: int | None = None, order: Entry | 
     Raises:
         FormatMismatch: no size gives ``n`` blocks, or the order names blocks that do not exist.
     """
-    if order is not None and (found := _fit_order(order, n, cols)):
-        return found
+    if order is not None and (blocks := _fit_order(order, n, cols)):
+        return blocks
     if n == 1:
         return ColumnBlocks(1, cols)
     if configured and -(-cols // configured) == n:

@@ -81,11 +81,11 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     warnings = []
     first = next((label for label in labels if label.format), labels[0])
     stored = f"{parts.codes.dtype} {list(parts.codes.shape)}"
-    other = first.format is not None and first.format not in names
-    if other and (first.format not in INTERCHANGEABLE or not names <= INTERCHANGEABLE):
+    names_other_format = first.format is not None and first.format not in names
+    if names_other_format and (first.format not in INTERCHANGEABLE or not names <= INTERCHANGEABLE):
         raise FormatMismatch(f"{first}, but the codes are {stored}")
     labelled, stored_e5m2 = first.format == "float8_e5m2", parts.codes.dtype == "F8_E5M2"
-    if other or (first.format in FP8_LABELS and parts.codes.dtype in FP8 and labelled != stored_e5m2):
+    if names_other_format or (first.format in FP8_LABELS and parts.codes.dtype in FP8 and labelled != stored_e5m2):
         warnings.append(f"{first}, but the codes are {stored}: read as stored")
     if labels[0].rotated and not rotates:
         raise FormatMismatch(f"{labels[0].source} declares rotated codes (convrot), but they are {parts.codes.dtype}")
@@ -110,10 +110,10 @@ def check_granularity(parts: Parts, comfy_format: str | None, granularity: str) 
     )
 
 
-def _disagree(one: Label, other: Label) -> bool:
+def _disagree(first: Label, second: Label) -> bool:
     """Return whether labels contradict each other: rotations must be equal, but a format or block may be missing."""
-    configured = ((label.format, label.block) for label in (one, other))
-    return _find_rotation(one) != _find_rotation(other) or any(
+    configured = ((label.format, label.block) for label in (first, second))
+    return _find_rotation(first) != _find_rotation(second) or any(
         a != b for a, b in zip(*configured, strict=True) if a and b
     )
 

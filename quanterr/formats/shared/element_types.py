@@ -58,11 +58,11 @@ def read_floats(codes: Entry, chunk: Chunk, workspace: Workspace) -> Tensor:
 
 def list_small_floats(exponent: int, mantissa: int, signed: bool = True) -> tuple[float, ...]:
     """Return the value of each code of a small float: bias 2^(exponent - 1) - 1, subnormals, no infinities or NaN."""
-    bias, one = 2 ** (exponent - 1) - 1, 1 << mantissa
+    bias, steps = 2 ** (exponent - 1) - 1, 1 << mantissa
     magnitudes = [
-        (m / one if e == 0 else 1 + m / one) * 2.0 ** (max(e, 1) - bias)
+        (m / steps if e == 0 else 1 + m / steps) * 2.0 ** (max(e, 1) - bias)
         for e in range(1 << exponent)
-        for m in range(one)
+        for m in range(steps)
     ]
     return tuple([*magnitudes, *(-value for value in magnitudes)] if signed else magnitudes)
 

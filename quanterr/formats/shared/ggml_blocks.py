@@ -88,46 +88,49 @@ def block_formats(types: Iterable[BlockType]) -> tuple[Format, ...]:
     """Return a row of FORMATS for each type."""
     return tuple(
         Format(
-            kind.format,
-            {"codes": PartSpec(("{weight}",), frozenset(kind.blocks))},
-            partial(fit, kind),
-            summary=kind.summary,
-            usual_db=kind.usual_db,
-            least_scale=kind.least_scale,
+            block_type.format,
+            {"codes": PartSpec(("{weight}",), frozenset(block_type.blocks))},
+            partial(fit, block_type),
+            summary=block_type.summary,
+            usual_db=block_type.usual_db,
+            least_scale=block_type.least_scale,
         )
-        for kind in types
+        for block_type in types
     )
 
 
-def fit(of: BlockType, parts: Parts) -> Weight:
+def fit(block_type: BlockType, parts: Parts) -> Weight:
     """Return a weight of any shape; the file reader has checked that rows are whole blocks."""
     if parts.hints.labels:
-        raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {of.name}")
-    block, kind = of.blocks[parts.codes.dtype], OF_NAME[parts.codes.dtype]
+        raise FormatMismatch(f"{parts.hints.labels[0]}, but the codes are {block_type.name}")
+    block, ggml_type = block_type.blocks[parts.codes.dtype], OF_NAME[parts.codes.dtype]
     cols = parts.codes.shape[-1] if parts.codes.shape else 1
-    of_group = kind.rows * kind.head, kind.rows * (kind.head + cols // kind.elements * kind.n_bytes)
-    shared, steps, levels = of.shared or cols, of.scale_steps, of.levels(kind.name)
-    span = of.codes or block.layout.span
+    of_group = (
+        ggml_type.rows * ggml_type.head,
+        ggml_type.rows * (ggml_type.head + cols // ggml_type.elements * ggml_type.n_bytes),
+    )
+    shared, steps, levels = block_type.shared or cols, block_type.scale_steps, block_type.levels(ggml_type.name)
+    span = block_type.codes or block.layout.span
     return parts.weight(
         parts.codes.shape,
-        make_decoder(parts, block, kind),
+        make_decoder(parts, block, ggml_type),
         block_size=(1, shared),
-        code_bits=of.bits,
-        uniform_bits=of.bits if of.bits > 1 and levels in (INT8, uniform(of.bits)) else None,
-        levels=levels and levels.in_blocks(kind.rows * kind.n_bytes, span, of_group),
+        code_bits=block_type.bits,
+        uniform_bits=block_type.bits if block_type.bits > 1 and levels in (INT8, uniform(block_type.bits)) else None,
+        levels=levels and levels.in_blocks(ggml_type.rows * ggml_type.n_bytes, span, of_group),
         scale_steps=steps and steps._replace(shared=steps.shared or cols // shared),
-        evidence=(f"type {kind.name}: blocks of {kind.elements} elements in {kind.n_bytes} bytes",),
+        evidence=(f"type {ggml_type.name}: blocks of {ggml_type.elements} elements in {ggml_type.n_bytes} bytes",),
     )
 
 
-def make_decoder(parts: Parts, block: Block, kind: GgmlType) -> Decoder:
+def make_decoder(parts: Parts, block: Block, ggml_type: GgmlType) -> Decoder:
     """Return the decoder of blocks: the kernel has functions of its own for some types."""
     entry, cols, read = parts.codes, parts.matrix[1], partial(read_blocks, parts, block)
-    are_rows = not (kind.head or kind.rows > 1) or cols == entry.shape[-1]
+    are_rows = not (ggml_type.head or ggml_type.rows > 1) or cols == entry.shape[-1]
     if block.rewrite or not are_rows:
         return Decoder(entry, cols, read=read)
-    element, grid = ElementType.__members__.get(kind.name), block.numbers.grid
-    described = None if element else describe(block, kind)
+    element, grid = ElementType.__members__.get(ggml_type.name), block.numbers.grid
+    described = None if element else describe(block, ggml_type)
     return Decoder(entry, cols, element or ElementType.BLOCKS, grid=grid, blocks=described, read=read)
 
 
@@ -138,31 +141,31 @@ def read_blocks(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) 
     Without heads and interleaved rows, the whole weight is one row.
     """
     entry = parts.codes
-    kind = OF_NAME[entry.dtype]
-    cols = entry.shape[-1] if kind.head or kind.rows > 1 else entry.n
+    ggml_type = OF_NAME[entry.dtype]
+    cols = entry.shape[-1] if ggml_type.head or ggml_type.rows > 1 else entry.n
     begin = chunk.row * parts.matrix[1] + chunk.col
     row, last = begin // cols, (begin + chunk.n - 1) // cols
-    group, groups = row // kind.rows, last // kind.rows - row // kind.rows + 1
-    first, blocks = 0, cols // kind.elements
+    group, groups = row // ggml_type.rows, last // ggml_type.rows - row // ggml_type.rows + 1
+    first, blocks = 0, cols // ggml_type.elements
     if row == last:
-        first = begin % cols // kind.elements
-        blocks = (begin % cols + chunk.n - 1) // kind.elements - first + 1
-    heads, size = kind.rows * kind.head, kind.rows * kind.n_bytes
-    group_bytes = heads + cols // kind.elements * size
+        first = begin % cols // ggml_type.elements
+        blocks = (begin % cols + chunk.n - 1) // ggml_type.elements - first + 1
+    heads, size = ggml_type.rows * ggml_type.head, ggml_type.rows * ggml_type.n_bytes
+    group_bytes = heads + cols // ggml_type.elements * size
     begins = group * group_bytes
-    if groups > 1 or blocks == cols // kind.elements:
+    if groups > 1 or blocks == cols // ggml_type.elements:
         raw = workspace.read_bytes("blocks", entry, begins, (groups, group_bytes))
         head, raw = raw[:, :heads], raw[:, heads:]
     else:
         raw = workspace.read_bytes("blocks", entry, begins + heads + first * size, (1, blocks * size))
         head = workspace.read_bytes("heads", entry, begins, (1, heads)) if heads else raw
     raw = raw.as_strided((groups, blocks, size), (raw.stride(0), size, 1))
-    values = decode(block, kind, raw, _read_heads(head, kind) if heads else None)
-    inside = (row % kind.rows * blocks - first) * kind.elements + begin % cols
+    values = decode(block, ggml_type, raw, _read_heads(head, ggml_type) if heads else None)
+    inside = (row % ggml_type.rows * blocks - first) * ggml_type.elements + begin % cols
     return values.reshape(-1)[inside : inside + chunk.n].view(chunk.shape)
 
 
-def _read_heads(raw: Tensor, kind: GgmlType) -> Tensor:
+def _read_heads(raw: Tensor, ggml_type: GgmlType) -> Tensor:
     """Return the scale at the beginning of each row's head, float32 (groups, rows, 1)."""
-    floats = raw.reshape(-1).view(torch.float16 if kind.head == 2 else torch.float32).float()
-    return floats.view(len(raw), kind.rows, -1)[:, :, :1]
+    floats = raw.reshape(-1).view(torch.float16 if ggml_type.head == 2 else torch.float32).float()
+    return floats.view(len(raw), ggml_type.rows, -1)[:, :, :1]

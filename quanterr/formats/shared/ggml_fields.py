@@ -141,30 +141,30 @@ class Block(NamedTuple):
         }
 
 
-def decode(block: Block, kind: GgmlType, raw: Tensor, heads: Tensor | None) -> Tensor:
+def decode(block: Block, ggml_type: GgmlType, raw: Tensor, heads: Tensor | None) -> Tensor:
     """Dequantize blocks.
 
     ``raw`` is uint8 (groups of rows, blocks, bytes), ``heads`` float32 (groups, rows, 1), and the result float32
     (groups, rows, blocks, elements).
     """
     numbers, stored = block.numbers, raw if block.rewrite is None else block.rewrite(raw)
-    found = {
-        name: read_numbers(fields, stored, kind, each or kind.elements)
-        for name, (fields, each) in block.groups(kind.rows).items()
+    stored_numbers = {
+        name: read_numbers(fields, stored, ggml_type, per_number or ggml_type.elements)
+        for name, (fields, per_number) in block.groups(ggml_type.rows).items()
         if fields
     }
-    levels = _look_up(numbers, found["codes"]).float()
-    if (signs := found.get("minus")) is not None:
+    levels = _look_up(numbers, stored_numbers["codes"]).float()
+    if (signs := stored_numbers.get("minus")) is not None:
         signs = signs if not numbers.patterns else torch.tensor(numbers.patterns, device=raw.device)[signs]
         of_each = 1 - 2 * (signs.unsqueeze(-1) >> torch.arange(SIGNS, device=raw.device) & 1)
         levels = levels * of_each.flatten(-2)
     # (groups, blocks, rows, parts, elements)
-    parts = levels.reshape(*levels.shape[:-1], -1, min(numbers.part, kind.elements))
-    if (flags := found.get("flags")) is not None:
+    parts = levels.reshape(*levels.shape[:-1], -1, min(numbers.part, ggml_type.elements))
+    if (flags := stored_numbers.get("flags")) is not None:
         parts = parts + (flags * numbers.shift).unsqueeze(-1)
-    parts = parts * (_find_scales(numbers, found, heads) * numbers.step).unsqueeze(-1)
-    if (d := found.get("d_minima")) is not None:
-        minima = _as_half(d) * found.get("minima", -1)
+    parts = parts * (_find_scales(numbers, stored_numbers, heads) * numbers.step).unsqueeze(-1)
+    if (d := stored_numbers.get("d_minima")) is not None:
+        minima = _as_half(d) * stored_numbers.get("minima", -1)
         parts = parts - minima.unsqueeze(-1)
     return parts.flatten(-2).transpose(1, 2)
 
@@ -178,29 +178,29 @@ def _look_up(numbers: Numbers, codes: Tensor) -> Tensor:
     return codes.to(torch.int8)
 
 
-def _find_scales(numbers: Numbers, found: dict[str, Tensor], heads: Tensor | None) -> Tensor:
+def _find_scales(numbers: Numbers, stored_numbers: dict[str, Tensor], heads: Tensor | None) -> Tensor:
     """Return the scales of parts, float32 (groups, blocks, rows, 1 or parts)."""
-    device = found["codes"].device
+    device = stored_numbers["codes"].device
     d = torch.ones(1, 1, 1, 1, device=device) if heads is None else heads.unsqueeze(1)
-    if "d" in found:
-        d = _as_half(found["d"])
-    if (scales := found.get("scales")) is None:
+    if "d" in stored_numbers:
+        d = _as_half(stored_numbers["d"])
+    if (scales := stored_numbers.get("scales")) is None:
         return d
     if numbers.scale_levels:
         return d * torch.tensor(numbers.scale_levels, dtype=torch.float32, device=device)[scales]
     scales = (scales.to(torch.int8).to(torch.int32) if numbers.signed else scales) * numbers.factor + numbers.offset
-    return d * (scales if "signs" not in found else torch.where(found["signs"] > 0, -scales, scales))
+    return d * (scales if "signs" not in stored_numbers else torch.where(stored_numbers["signs"] > 0, -scales, scales))
 
 
 def _as_half(bits: Tensor) -> Tensor:
     return bits.to(torch.int16).view(torch.float16).float()
 
 
-def read_numbers(fields: Fields, raw: Tensor, kind: GgmlType, each: int) -> Tensor:
+def read_numbers(fields: Fields, raw: Tensor, ggml_type: GgmlType, per_number: int) -> Tensor:
     """Return a number for ``each`` elements of a block, int32 (groups, blocks, rows, numbers)."""
     numbers = torch.zeros(1, dtype=torch.int32, device=raw.device)
     for field in fields:
-        at, shift, n_bytes = _find_places(field, kind.rows, kind.elements, each, raw.device)
+        at, shift, n_bytes = _find_places(field, ggml_type.rows, ggml_type.elements, per_number, raw.device)
         words = raw[..., at].to(torch.int32)
         for more in range(1, n_bytes):  # a field in the last byte has no more
             words = words | raw[..., (at + more).clamp(max=raw.shape[-1] - 1)].to(torch.int32) << 8 * more
@@ -208,15 +208,17 @@ def read_numbers(fields: Fields, raw: Tensor, kind: GgmlType, each: int) -> Tens
     return numbers
 
 
-def encode(block: Block, kind: GgmlType, numbers: Mapping[str, Tensor]) -> Tensor:
+def encode(block: Block, ggml_type: GgmlType, numbers: Mapping[str, Tensor]) -> Tensor:
     """Return blocks of one row with these numbers, uint8 (blocks, bytes).
 
     ``numbers`` are int32 (blocks, numbers), by the names of :meth:`Block.groups`.
     """
-    stored = torch.zeros(len(numbers["codes"]), kind.n_bytes, dtype=torch.int32)
-    for name, (fields, each) in block.groups(1).items():
+    stored = torch.zeros(len(numbers["codes"]), ggml_type.n_bytes, dtype=torch.int32)
+    for name, (fields, per_number) in block.groups(1).items():
         for field in fields:
-            at, shift, n_bytes = _find_places(field, 1, kind.elements, each or kind.elements, stored.device)
+            at, shift, n_bytes = _find_places(
+                field, 1, ggml_type.elements, per_number or ggml_type.elements, stored.device
+            )
             bits = (numbers[name] >> field.up & field.kept) << shift
             for more in range(n_bytes):
                 stored.index_add_(1, at[0] + more, bits >> 8 * more & 0xFF)
@@ -224,34 +226,36 @@ def encode(block: Block, kind: GgmlType, numbers: Mapping[str, Tensor]) -> Tenso
 
 
 @cache
-def _find_places(field: Field, rows: int, elements: int, each: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+def _find_places(
+    field: Field, rows: int, elements: int, per_number: int, device: torch.device
+) -> tuple[Tensor, Tensor, int]:
     """Return the bytes and lowest bits of :func:`_list_bits`, (rows, numbers), and the most bytes of a field."""
-    bits = torch.tensor(_list_bits(field, rows, elements, each), device=device)
+    bits = torch.tensor(_list_bits(field, rows, elements, per_number), device=device)
     shift = (bits & 7).to(torch.int32)
     return bits >> 3, shift, -(-(int(shift.amax()) + field.kept.bit_length()) // 8)
 
 
 @cache
-def _list_bits(field: Field, rows: int, elements: int, each: int) -> list[list[int]]:
+def _list_bits(field: Field, rows: int, elements: int, per_number: int) -> list[list[int]]:
     """Return the place of a field's lowest bit in each row of a block, for ``each`` elements."""
-    return [[field.find_bit(first, row, rows) for first in range(0, elements, each)] for row in range(rows)]
+    return [[field.find_bit(first, row, rows) for first in range(0, elements, per_number)] for row in range(rows)]
 
 
 @cache
-def describe(block: Block, kind: GgmlType) -> BlocksStruct:
+def describe(block: Block, ggml_type: GgmlType) -> BlocksStruct:
     """Describe blocks for the compiled kernel; ``Numbers.grid`` is left to the caller."""
     numbers = block.numbers
-    groups = {name: given for name, given in block.groups(kind.rows).items() if given[0]}
-    run = 0 if numbers.width > 1 else min(_count_in_run(field, kind) for field in block.layout.codes)
+    groups = {name: group for name, group in block.groups(ggml_type.rows).items() if group[0]}
+    run = 0 if numbers.width > 1 else min(_count_in_run(field, ggml_type) for field in block.layout.codes)
     run = min(run, numbers.part)
     first = numbers.levels[0] if are_consecutive(numbers.levels) else 0
     described = BlocksStruct(
-        elements=kind.elements,
-        n_bytes=kind.n_bytes,
-        head=kind.head,
-        rows=kind.rows,
+        elements=ggml_type.elements,
+        n_bytes=ggml_type.n_bytes,
+        head=ggml_type.head,
+        rows=ggml_type.rows,
         run=run,
-        part=min(numbers.part, kind.elements),
+        part=min(numbers.part, ggml_type.elements),
         width=numbers.width,
         factor=numbers.factor,
         offset=numbers.offset,
@@ -262,13 +266,15 @@ def describe(block: Block, kind: GgmlType) -> BlocksStruct:
         step=numbers.step,
     )
     described.alive = []  # its pointers refer to these
-    for name, (fields, each) in groups.items():
+    for name, (fields, per_number) in groups.items():
         for bits, field in zip(getattr(described, name), fields, strict=False):
             in_runs = name == "codes" and run > 0
-            of_rows = _list_bits(field, kind.rows, kind.elements, run if in_runs else each or kind.elements)
+            of_rows = _list_bits(
+                field, ggml_type.rows, ggml_type.elements, run if in_runs else per_number or ggml_type.elements
+            )
             places = [place for of_row in of_rows for place in of_row]
-            bits.spacing = _find_spacing(field, kind, run) if in_runs else 0
-            size = kind.rows * kind.n_bytes
+            bits.spacing = _find_spacing(field, ggml_type, run) if in_runs else 0
+            size = ggml_type.rows * ggml_type.n_bytes
             at = [place >> 3 if bits.spacing == BYTE else min(place >> 3, size - WORD // 8) for place in places]
             _point(described, bits, "at", ctypes.c_uint16, at)
             shifts = [place - 8 * byte for place, byte in zip(places, at, strict=True)]
@@ -282,10 +288,10 @@ def describe(block: Block, kind: GgmlType) -> BlocksStruct:
     return described
 
 
-def _point(described: BlocksStruct, struct: Any, name: str, kind: Any, numbers: Sequence[float]) -> None:
+def _point(described: BlocksStruct, struct: Any, name: str, c_type: Any, numbers: Sequence[float]) -> None:
     """Let a pointer refer to numbers, if there are any."""
     if numbers:
-        array = (kind * len(numbers))(*numbers)
+        array = (c_type * len(numbers))(*numbers)
         setattr(struct, name, ctypes.addressof(array))
         described.alive.append(array)
 
@@ -295,21 +301,21 @@ def are_consecutive(levels: Sequence[float]) -> bool:
     return bool(levels) and list(levels) == [levels[0] + n for n in range(len(levels))]
 
 
-def _count_in_run(field: Field, kind: GgmlType) -> int:
+def _count_in_run(field: Field, ggml_type: GgmlType) -> int:
     """Return how many consecutive elements have their fields at equal distances, in bytes or in a word."""
-    return next(n for n in (32, 16, 8, 4, 2, 1) if n <= kind.elements and _find_spacing(field, kind, n))
+    return next(n for n in (32, 16, 8, 4, 2, 1) if n <= ggml_type.elements and _find_spacing(field, ggml_type, n))
 
 
-def _find_spacing(field: Field, kind: GgmlType, run: int) -> int:
+def _find_spacing(field: Field, ggml_type: GgmlType, run: int) -> int:
     """Return the bits from one field to the next in each run of elements; 0 if they differ or are in several words."""
-    size = kind.rows * kind.n_bytes
+    size = ggml_type.rows * ggml_type.n_bytes
     spacing = set()
-    for places in _list_bits(field, kind.rows, kind.elements, 1):
-        for first in range(0, kind.elements, run):
-            here = places[first : first + run]
-            spacing |= {after - before for before, after in pairwise(here)} or {BYTE}
-            shift = here[0] - 8 * min(here[0] >> 3, size - WORD // 8)
-            if spacing != {BYTE} and shift + here[-1] - here[0] + field.bits > WORD:
+    for places in _list_bits(field, ggml_type.rows, ggml_type.elements, 1):
+        for first in range(0, ggml_type.elements, run):
+            run_places = places[first : first + run]
+            spacing |= {after - before for before, after in pairwise(run_places)} or {BYTE}
+            shift = run_places[0] - 8 * min(run_places[0] >> 3, size - WORD // 8)
+            if spacing != {BYTE} and shift + run_places[-1] - run_places[0] + field.bits > WORD:
                 return 0
     (only, *others) = spacing
     return 0 if others or only <= 0 else only

@@ -74,8 +74,8 @@ def check_size(n: int) -> None:
     Raises:
         FormatMismatch: ``n`` is neither a power of two nor a size in SIZES times one.
     """
-    rest = n // _find_table_size(n)
-    if n < 1 or rest & (rest - 1):
+    power = n // _find_table_size(n)
+    if n < 1 or power & (power - 1):
         sizes = ", ".join(str(size) for size in sorted(SIZES))
         raise FormatMismatch(
             f"rotated by a Hadamard matrix of {n}, which is neither a power of two nor {sizes} times one"
@@ -108,10 +108,10 @@ def multiply(
         wide = _multiply_sylvester(source, size, axis) * factors[1] * factors[0].unsqueeze(1)
         return wide.to(dtype or torch.float32)
     room, out = torch.empty(SIDE_BY_SIDE * size, dtype=torch.float64), torch.empty(source.shape)
-    given = source.data_ptr(), source.dtype == torch.float64, source.stride(0)
+    source_args = source.data_ptr(), source.dtype == torch.float64, source.stride(0)
     of_rows, of_cols = (side.data_ptr() for side in factors)
     kernel.library.quanterr_sylvester(
-        *given, out.data_ptr(), out.stride(0), *source.shape, size, axis == 0, of_rows, of_cols, room.data_ptr()
+        *source_args, out.data_ptr(), out.stride(0), *source.shape, size, axis == 0, of_rows, of_cols, room.data_ptr()
     )
     return out
 

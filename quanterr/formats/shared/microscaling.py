@@ -64,12 +64,12 @@ def read_microscaled(
     If ``unpacked``, each 6-bit code has a byte of its own, whose high bits mean nothing; if ``high_first``, the first
     of two codes in a byte is in the high bits.
     """
-    kind, ends = element_types.ELEMENTS.get(DTYPES.get(element, ""), (None, ()))
+    element_type, ends = element_types.ELEMENTS.get(DTYPES.get(element, ""), (None, ()))
     levels = (4 if unpacked else 1) * CODES.get(element, ())
     decoder = Decoder(
         codes,
         padded.stored_cols,
-        kind,
+        element_type,
         levels,
         scale,
         group=padded.step,

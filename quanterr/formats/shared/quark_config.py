@@ -13,12 +13,12 @@ def find_specifications(parts: Parts) -> list[JsonFields]:
     """Return the weight's specifications in the order of quantization; empty if the configuration has none."""
     scheme = parts.hints.declarations.of(parts.name)
     weight = scheme.fields.get("weight") if scheme else None
-    return [one for one in (weight if isinstance(weight, list) else [weight]) if isinstance(one, dict)]
+    return [item for item in (weight if isinstance(weight, list) else [weight]) if isinstance(item, dict)]
 
 
 def has_e5m3_scales(parts: Parts) -> bool:
     """Return whether the configuration declares that block scales are E5M3 numbers."""
     return any(
-        "e5m3" in (one.get("scale_format"), str(one.get("dtype")).removeprefix("fp8_"))
-        for one in find_specifications(parts)
+        "e5m3" in (specification.get("scale_format"), str(specification.get("dtype")).removeprefix("fp8_"))
+        for specification in find_specifications(parts)
     )

@@ -71,14 +71,14 @@ def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
 
     Each of ``pairs`` is codes and their scale.
     """
-    found: set[Edges] = set()
+    common: set[Edges] = set()
     for codes, scale in pairs:
         if len(codes.shape) == len(scale.shape) == 2 and 1 not in scale.shape and scale.shape[0] != codes.shape[0]:
             candidates = [_possible_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
             square = set(candidates[0]) & set(candidates[1])
             if len(square) == 1:
-                found |= {(edge, edge) for edge in square}
-    return found.pop() if len(found) == 1 else None
+                common |= {(edge, edge) for edge in square}
+    return common.pop() if len(common) == 1 else None
 
 
 def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -> Iterator[Tensor]:
@@ -130,22 +130,24 @@ def fit_scaled(parts: Parts, family: str, labels: frozenset[str], rotates: bool 
         comfy_format=comfy_format,
         format=sys.intern(f"{family}_{grid.granularity}"),
     )
-    known = any(block == grid.block for block, _ in declared)
-    other = _find_other_edges(scale, codes.shape, grid.block, edges, known)
-    if other is None:
+    is_declared = any(block == grid.block for block, _ in declared)
+    other_edges = _find_other_edges(scale, codes.shape, grid.block, edges, is_declared)
+    if other_edges is None:
         return weight
     alternative = replace(
         weight,
-        dequantize=Native(read_grid(parts, fit_grid(scale, codes.shape, [(other, "")]), factor)),
+        dequantize=Native(read_grid(parts, fit_grid(scale, codes.shape, [(other_edges, "")]), factor)),
         unit=None,
-        block_size=other,
-        evidence=(f"blocks of {other[0]} × {other[1]}{', which divide it' if other == edges else ''}",),
+        block_size=other_edges,
+        evidence=(
+            f"blocks of {other_edges[0]} × {other_edges[1]}{', which divide it' if other_edges == edges else ''}",
+        ),
     )
     first = replace(
         weight,
         evidence=(f"blocks of {grid.block[0]} × {grid.block[1]}", *weight.evidence),
         close_alternatives=True,
-        prescribed=known,
+        prescribed=is_declared,
     )
     return first.with_alternatives([alternative])
 
@@ -219,9 +221,11 @@ def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]
     if len(shape) == 2:
         return _fit_matrix(entry, rows, cols, _match_matrix_scale(stored, rows), hints, shape)
     if prod(stored) == stored[0] == shape[0]:  # a scale per leading index, with or without trailing ones in the shape
-        each = rows // shape[0]
+        rows_each = rows // shape[0]
         of_each = f"one scale for each of {shape[0]}"
-        return FittedGrid(_make_grid(entry, 0, (shape[0], 1), (each, cols)), "row", _share_edges(each, cols), of_each)
+        return FittedGrid(
+            _make_grid(entry, 0, (shape[0], 1), (rows_each, cols)), "row", _share_edges(rows_each, cols), of_each
+        )
     if len(shape) == 3 and stored[0] == shape[0] and cols == shape[2]:  # stacked experts, not a 1-D convolution
         return _fit_matrix(entry, shape[1], shape[2], _match_expert_scale(stored, shape), hints, shape)
     raise FormatMismatch(_describe_misfit(entry, shape))
@@ -243,7 +247,7 @@ def _find_dividing_edges(entry: Entry, shape: tuple[int, ...]) -> Edges | None:
 
 
 def _find_other_edges(
-    entry: Entry, shape: tuple[int, ...], block: Edges, dividing: Edges | None, known: bool
+    entry: Entry, shape: tuple[int, ...], block: Edges, dividing: Edges | None, is_declared: bool
 ) -> Edges | None:
     """Return other block edges that fit: the dividing ones, or groups of columns with a partial last group.
 
@@ -254,7 +258,7 @@ def _find_other_edges(
     if dividing != block:
         return dividing
     power, *divisor = _possible_edges(shape[1], shape[1] // block[1])
-    return (1, power) if block[0] == 1 and divisor and not known else None
+    return (1, power) if block[0] == 1 and divisor and not is_declared else None
 
 
 def _match_matrix_scale(stored: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -351,10 +355,10 @@ def _infer_edges(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     free = any(count in (1, n) for n, count in zip(sizes, blocks, strict=True))  # a row or a column of blocks
     square = pairs if free else [pair for pair in pairs if pair[0] == pair[1]]
     if len(square or pairs) > 1:
-        found = " and ".join(f"{r} × {c}" for r, c in square or pairs)
+        possible_blocks = " and ".join(f"{r} × {c}" for r, c in square or pairs)
         raise FormatMismatch(
-            f"scale {entry} fits blocks of {found} in a weight of {sizes[0]} × {sizes[1]}; declare one in config.json "
-            "beside it (quantization_config.weight_block_size) or in a .comfy_quant label (group_size)"
+            f"scale {entry} fits blocks of {possible_blocks} in a weight of {sizes[0]} × {sizes[1]}; declare one in "
+            "config.json beside it (quantization_config.weight_block_size) or in a .comfy_quant label (group_size)"
         )
     return next(iter(square or pairs), None)
 

@@ -104,10 +104,10 @@ def fit_words(parts: Parts, declared: Description) -> Weight:
     if zero_point.dtype != "I8":
         raise FormatMismatch(f"{zero_point} is not I8: made for NPUs, whose order of codes is not supported")
     rows, cols = codes.shape[0], 8 * codes.shape[1]
-    one, group = read_block_size(parts, declared)
-    if one != 1 or cols % group or group % 2 or declared.get("shape") not in (None, [rows, cols]):
+    block_rows, group = read_block_size(parts, declared)
+    if block_rows != 1 or cols % group or group % 2 or declared.get("shape") not in (None, [rows, cols]):
         raise FormatMismatch(
-            f"the header declares block_size {[one, group]} and shape {declared.get('shape')} for {codes}"
+            f"the header declares block_size {[block_rows, group]} and shape {declared.get('shape')} for {codes}"
         )
     for part in (parts["scale"], zero_point):
         if part.shape != (cols // group, rows):
@@ -156,9 +156,9 @@ def fit_tiles(parts: Parts, declared: Description) -> Weight:
     pairs = [pair for pair in (shape, block) if isinstance(pair, list) and len(pair) == 2]
     if len(pairs) != 2 or not all(isinstance(size, int) and size > 0 for pair in pairs for size in pair):
         raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, not two sizes each")
-    (rows, cols), (one, group) = pairs
+    (rows, cols), (block_rows, group) = pairs
     stored_rows, stored_cols = codes.shape[0] * TILE_ROWS, codes.shape[1] * TILE_COLS
-    if one != 1 or stored_cols % group or rows > stored_rows or cols > stored_cols:
+    if block_rows != 1 or stored_cols % group or rows > stored_rows or cols > stored_cols:
         raise FormatMismatch(f"the header declares shape {shape} and block_size {block}, which {codes} cannot hold")
     if scales.shape != (stored_cols // group, stored_rows, 2):
         raise FormatMismatch(f"{scales} should have the shape {[stored_cols // group, stored_rows, 2]}")

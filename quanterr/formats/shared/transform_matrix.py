@@ -77,14 +77,14 @@ class TransformMatrix:
         cols = factors.signs if inverted != transposed else torch.ones_like(factors.signs)
         if self.is_hadamard:
             cols = cols * (sqrt(self.n) / size if inverted else 1 / sqrt(self.n))
-        one = torch.ones(len(wide), dtype=torch.float64, device=wide.device)
-        out = hadamard.multiply(wide, size, 1, (one, cols), rows.dtype)
+        ones = torch.ones(len(wide), dtype=torch.float64, device=wide.device)
+        out = hadamard.multiply(wide, size, 1, (ones, cols), rows.dtype)
         return rows.copy_((out if perm is None else out[:, perm]).view(rows.shape))
 
     def _factors(self, workspace: Workspace) -> Factors:
         if self.entry is None:
-            one = torch.ones(self.n, dtype=torch.float64, device=workspace.device)
-            return Factors(one, one[:1, None], one[:1, None])
+            ones = torch.ones(self.n, dtype=torch.float64, device=workspace.device)
+            return Factors(ones, ones[:1, None], ones[:1, None])
         packed = workspace.share("transform", self.entry, partial(self._read, self.entry, workspace))
         m = isqrt((len(packed) - self.n) // 2)
         middle, inverse = packed[self.n :].view(2, m, m)
@@ -128,7 +128,9 @@ def _take_apart(matrix: Tensor) -> tuple[Tensor, Tensor]:
         middle = matrix[::size, ::size] * signs[::size, None]
         inner = hadamard.make_sylvester(size).to(matrix)
         blocks = zip(matrix.view(-1, size, n), signs.view(-1, size), middle, strict=True)
-        if all(torch.equal(rows * own[:, None], torch.kron(row[None], inner)) for rows, own, row in blocks):
+        if all(
+            torch.equal(rows * row_factors[:, None], torch.kron(row[None], inner)) for rows, row_factors, row in blocks
+        ):
             return signs.double(), middle.double()
         size //= 2
     return signs.double(), matrix.double() * signs.double()[:, None]

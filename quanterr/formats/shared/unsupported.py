@@ -114,7 +114,7 @@ def explain_unsupported(stored: Mapping[str, Entry], config: JsonFields) -> str 
     settings = {value.lower() for name in SETTINGS if isinstance(value := config.get(name), str)}
     for by_name in (True, False):
         for row in REFUSALS:
-            found = row.stored and row.stored <= stored.keys() if by_name else row.called & settings
-            if found and (row.nonzero is None or any(stored[row.nonzero].read())):
+            matches = row.stored and row.stored <= stored.keys() if by_name else row.called & settings
+            if matches and (row.nonzero is None or any(stored[row.nonzero].read())):
                 return f"stored as {row.name}, which is not supported: {row.reason}"
     return None
