@@ -252,11 +252,11 @@ def find_anchored(entries: Mapping[str, Entry]) -> dict[str, str]:
 
     Entries that hold no such weight are left out, and those for which each matching format lacks a part that it needs.
     """
-    weights = ((name, _anchored_weight(entry, entries)) for name, entry in entries.items())
+    weights = ((name, _find_anchored_weight(entry, entries)) for name, entry in entries.items())
     return {name: weight for name, weight in weights if weight is not None}
 
 
-def _anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
+def _find_anchored_weight(entry: Entry, entries: Mapping[str, Entry]) -> str | None:
     if not entry.name.endswith(_find_anchors()):
         return None
     for template, format in _list_anchored(entry.dtype):
@@ -297,7 +297,7 @@ def _match_template(template: str, stored: str) -> str | None:
 
 
 class StoredParts:
-    """The tensors of a checkpoint, in which the parts of a weight are found by name."""
+    """The tensors of a checkpoint, in which the parts of a weight are looked up by name."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         """Collect the last words of all names, so that ``find`` skips templates that no stored name can match."""
@@ -326,7 +326,7 @@ def _find_part_templates(template: str, dtype: str) -> frozenset[str]:
     """Return the name templates of all other parts, for codes with this name template and dtype."""
     return frozenset(
         name
-        for format in _matching_formats(template, dtype)
+        for format in _list_matching_formats(template, dtype)
         for part in format.needs.values()
         if part is not format.codes
         for name in part.names
@@ -345,7 +345,7 @@ def _name_template(weight: str, stored: str) -> str:
 
 
 @cache
-def _matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
+def _list_matching_formats(template: str, dtype: str) -> tuple[Format, ...]:
     """Return the formats whose codes may have this name template and dtype."""
     return tuple(row for row in FORMATS if template in row.codes.names and dtype in row.codes.dtypes)
 
@@ -387,13 +387,13 @@ def recognize(
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 
-def _fit(gathered: "_Gathered", stored: Parts, siblings: Sequence[Entry]) -> Weight | None:
+def _fit(candidate: "_Candidate", stored: Parts, siblings: Sequence[Entry]) -> Weight | None:
     """Return the weight as read by a format whose needs are met, or None if it belongs to another row.
 
     ``stored`` maps the templates of names to the stored tensors.
     """
-    parts = {role: stored.entries[template] for role, template in gathered.templates.items()}
-    weight = gathered.format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, gathered.format.name))
+    parts = {role: stored.entries[template] for role, template in candidate.templates.items()}
+    weight = candidate.format.fit(Parts(stored.name, parts, stored.hints, stored.checkpoint, candidate.format.name))
     if weight is None or not (unused := _find_unused(weight, siblings)):
         return weight
     if weight.encoding == "floats" and len(unused) == 1 and "scale" in unused[0].name:
@@ -405,7 +405,7 @@ def _fit(gathered: "_Gathered", stored: Parts, siblings: Sequence[Entry]) -> Wei
     raise FormatMismatch(_explain_unused(weight, unused))
 
 
-def _explain_nearest(candidates: "Iterable[_Gathered]", stored: Parts, siblings: Sequence[Entry]) -> str:
+def _explain_nearest(candidates: "Iterable[_Candidate]", stored: Parts, siblings: Sequence[Entry]) -> str:
     """Return why the nearest format does not fit; empty if there is none."""
     nearest, reason = (0, 0, False), partial(str)
     for candidate in candidates:
@@ -423,8 +423,8 @@ def _explain_nearest(candidates: "Iterable[_Gathered]", stored: Parts, siblings:
     return reason()
 
 
-BYTE = 8  # bits
-CODES = ""  # stands for the template of the codes' name
+BYTE_BITS = 8
+CODES = ""  # in place of the template of the codes' name
 
 
 class _Problem(NamedTuple):
@@ -445,8 +445,8 @@ class _Problem(NamedTuple):
         return f"its {self.role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
 
 
-class _Gathered(NamedTuple):
-    """The stored parts that match a format's needs, the number of needs found by name, and the last problem."""
+class _Candidate(NamedTuple):
+    """A format that may fit: the stored parts that it needs, how many of them have its names, and the last problem."""
 
     format: Format
     templates: dict[str, str]  # templates of names, by the part's role
@@ -457,17 +457,17 @@ class _Gathered(NamedTuple):
 @cache  # a checkpoint has only a few kinds of weights
 def _gather_each(
     template: str, dtype: str, stored: tuple[tuple[str, str], ...]
-) -> tuple[list[_Gathered], list[_Gathered]]:
+) -> tuple[list[_Candidate], list[_Candidate]]:
     """Gather the parts of a weight for each format whose codes may have this name template and dtype.
 
     ``stored`` holds the name templates of the other stored tensors, with their dtypes. The second list is for the
     formats whose needs are met.
     """
-    candidates = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _matching_formats(template, dtype)]
+    candidates = [_gather(format, {CODES: dtype, **dict(stored)}) for format in _list_matching_formats(template, dtype)]
     return candidates, [candidate for candidate in candidates if candidate.problem is None]
 
 
-def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
+def _gather(format: Format, dtypes: Mapping[str, str]) -> _Candidate:
     """Gather the parts of a weight; ``dtypes`` maps the name templates of the stored tensors to their dtypes."""
     templates, named, problem, elements = {}, 0, None, format.codes
     for role, part in format.needs.items():
@@ -477,7 +477,7 @@ def _gather(format: Format, dtypes: Mapping[str, str]) -> _Gathered:
             templates[role] = matches[0]
         elif matches or not part.optional:
             problem = _Problem(role, part, matches)
-    return _Gathered(format, templates, named, problem)
+    return _Candidate(format, templates, named, problem)
 
 
 def _find_unused(weight: Weight, siblings: Sequence[Entry]) -> list[Entry]:
@@ -495,7 +495,7 @@ def _explain_unused(weight: Weight, unused: Sequence[Entry]) -> str:
     reason = f"stored as {weight.format} ({weight.codes.dtype}), but unused: {listed([entry.name for entry in unused])}"
     if weight.encoding != "floats":
         return reason
-    codes = [entry for entry in unused if entry.dtype not in CODES_OF_FLOATS and BYTE * entry.nbytes >= weight.n]
+    codes = [entry for entry in unused if entry.dtype not in CODES_OF_FLOATS and BYTE_BITS * entry.nbytes >= weight.n]
     if codes:
         return (
             f"{reason}; it is stored twice, as {weight.codes.dtype} and as the codes {codes[0]}, and programs differ "

@@ -43,7 +43,7 @@ from quanterr.formats.base import (
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.comfy_labels import INT8, check_labels
 from quanterr.formats.shared.config_checks import read_floats
-from quanterr.formats.shared.convrot import group_size, rotate
+from quanterr.formats.shared.convrot import find_group_size, rotate
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.interpreter import Nested
@@ -119,7 +119,7 @@ def _fit_layout(parts: Parts) -> tuple[W4A8Layout, tuple[str, ...]]:
         part = parts.get(role)
         if part and (of_bits != 4 or part.shape != shape):
             raise FormatMismatch(f"{part} should be {list(shape)} for 4-bit codes; these have {of_bits}")
-    rotation, warning = group_size(label, cols)
+    rotation, warning = find_group_size(label, cols)
     padded = fit_padded(parts, (rows, cols), lcm(group, rotation), 1)
     return W4A8Layout(of_bits, group, rotation, padded), warning
 

@@ -39,10 +39,10 @@ from quanterr.formats.shared.gptq_awq_common import (
     FLOATS,
     SCALE,
     WORDS,
-    declared_bits,
-    declared_group_size,
     find_gemm_bits,
     is_gemv,
+    read_declared_bits,
+    read_declared_group_size,
 )
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
@@ -52,8 +52,8 @@ from quanterr.kernel.tiles import Tiles
 SIZES = (128, 64, 32)  # sizes of blocks, the likeliest first
 NIBBLES = CodePacking("dense", 4)
 ROWS, COLS = 4, 64  # the tile that gemv_fast shuffles
-SHUFFLED = Tiles("R C r4 h2 q4 t2 p4", "Rr", "Chpqt", 4)
-MIDDLE = {4: b"\x88", 8: b"\x80"}  # bits of a code: a byte of zero points in the middle
+SHUFFLED_TILES = Tiles("R C r4 h2 q4 t2 p4", "Rr", "Chpqt", 4)
+MIDDLE_BYTES = {4: b"\x88", 8: b"\x80"}  # bits of a code: a byte of zero points in the middle
 PADDING = b"\x00"  # beyond the last block, in gemv
 
 CODES = PartSpec(("{module}.qweight",), WORDS)
@@ -69,14 +69,14 @@ FAST = {
 def fit_gemm(parts: Parts) -> Weight | None:
     """Return the weight if the shapes fit gemm."""
     fitting, zero_point = find_gemm_bits(parts.codes, parts["scale"]), parts.get("zero_point")
-    bits = declared_bits(parts) if declared_bits(parts) in fitting else next(iter(fitting), None)
+    bits = read_declared_bits(parts) if read_declared_bits(parts) in fitting else next(iter(fitting), None)
     if bits is None:
         return None
     (cols, width), (n_blocks, rows) = parts.codes.shape, parts["scale"].shape
     if zero_point is not None and zero_point.shape != (n_blocks, width):
         raise FormatMismatch(f"{zero_point} should be as wide as {parts.codes} and as high as {parts['scale']}")
     packing = CodePacking("interleaved" if bits == 4 else "dense", bits)
-    blocks = fit_blocks(n_blocks, cols, declared_group_size(parts))
+    blocks = fit_blocks(n_blocks, cols, read_declared_group_size(parts))
     levels = list_integers(bits, 0 if zero_point else 1 << bits - 1)
     return _make_weight(parts, (rows, cols), blocks, packing, read_gemm(parts, cols, blocks, packing, levels))
 
@@ -115,7 +115,7 @@ def _find_blocks(parts: Parts, cols: int, stored: int) -> list[ColumnBlocks]:
     Raises:
         FormatMismatch: no blocks fit.
     """
-    declared = declared_group_size(parts) or 0
+    declared = read_declared_group_size(parts) or 0
     sizes = dict.fromkeys((declared if declared > 0 else cols if declared else 0, *SIZES, cols))
     fitting = [size for size in sizes if size and stored == _count_stored_blocks(cols, size)]
     if not fitting:
@@ -133,7 +133,7 @@ def _count_stored_blocks(cols: int, size: int) -> int:
 def _make_weight(
     parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, packing: CodePacking, decoder: Decoder
 ) -> Weight:
-    stored, declared = parts["scale"], declared_group_size(parts)
+    stored, declared = parts["scale"], read_declared_group_size(parts)
     return parts.weight(
         shape,
         decoder,
@@ -151,7 +151,7 @@ def _make_weight(
 
 def _find_denied_zero_points(parts: Parts, bits: int) -> tuple[str, ...]:
     """Return a warning if the configuration denies zero points, but the first block has others than the middle."""
-    entry, middle = parts.get("zero_point"), MIDDLE.get(bits)
+    entry, middle = parts.get("zero_point"), MIDDLE_BYTES.get(bits)
     if entry is None or middle is None or parts.hints.config.get("zero_point") is not False:
         return ()
     first = entry.file.read(entry.offset, entry.nbytes // max(1, entry.shape[0]))
@@ -185,7 +185,7 @@ def _read_fast(parts: Parts, blocks: ColumnBlocks) -> Decoder:
         scale=blocks.grid(parts["scale"], turned=True, width=parts["scale"].shape[0]),
         shift=blocks.grid(parts["offset"], "offset", turned=True, width=parts["offset"].shape[0]),
         group=blocks.group,
-        read=Grid(parts.codes, cols, 1, key="codes", tiles=SHUFFLED),
+        read=Grid(parts.codes, cols, 1, key="codes", tiles=SHUFFLED_TILES),
     )
 
 

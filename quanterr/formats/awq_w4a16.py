@@ -30,7 +30,7 @@ from quanterr.formats.base import (
     Workspace,
 )
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
+from quanterr.formats.shared.adanorm_rows import count_parts_by_name, find_stored_rows, read_ordered_rows
 from quanterr.formats.shared.comfy_labels import FLOATS, INT8, check_labels
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.grid import Grid
@@ -90,7 +90,7 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Decoder:
     of_weight = padded.rows, interleaved
 
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
-        order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
+        order = find_stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
         stored = workspace.read_whole("whole_codes", parts.codes)[order, chunk.col // 2 : chunk.stop_col // 2]
         return CODES.unpack(stored, 0, 2 * stored.shape[1])
 

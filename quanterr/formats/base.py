@@ -220,12 +220,12 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     warnings: tuple[str, ...] = ()  # doubts about the format, in words
     comfy_format: str | None = None
     byte_share: float = 1.0  # share of its parts' bytes, where several weights share the parts
-    alternatives: "Sequence[Weight]" = ()  # other readings of the same tensors, tried if this one proves wrong
+    alternatives: "Sequence[Weight]" = ()  # other interpretations of the same tensors, tried if this one proves wrong
     close_alternatives: bool = False  # alternatives differ little: the clearly nearest wins, even if the first is near
     undeclared: bool = False  # no metadata chooses among the alternatives: picking another causes no warning
-    # A label, configuration or convention prescribes this reading, whatever the values: a better fit is an error.
+    # A label, configuration or convention prescribes this interpretation: it is an error if another fits better.
     prescribed: bool = False
-    levels: Levels | None = None  # levels of the codes; None if the nearest cannot be found element by element
+    levels: Levels | None = None  # levels of the codes; None if the nearest code does not depend on one element alone
     scale_steps: ScaleSteps | None = None  # None: scales are floats
     coded: tuple[Entry, ...] = ()  # the parts that hold the codes, if not the first part alone
     unit: Callable[[Chunk, Workspace], Tensor] | None = None  # (r or 1, 1): factor of the codes of each row
@@ -278,7 +278,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
     def units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:
         """Return the factor of a chunk's codes, (1 or r, 1 or c), or of some of its ``rows``, counted from the first.
 
-        Return None if the codes have an offset, or if their factor can be found only by dequantizing.
+        Return None if the codes have an offset, or if only dequantizing shows their factor.
         """
         if self.unit is None:
             return self._find_units(chunk, workspace, rows)
@@ -328,7 +328,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes of all parts."""
+        """The number of bytes of all parts."""
         return sum([entry.nbytes for entry in self.parts.values()])
 
 
@@ -361,7 +361,7 @@ class RotatedWeight(NamedTuple):
 
     weight: Weight  # has levels; its rows may be longer
     rotate: Callable[[Tensor, Workspace], Tensor]  # rotates whole rows of the original, (r, c), as the quantizer did
-    of_inputs: "InputRotation | None" = None  # None: ``rotate`` also rotates inputs, and undoes its own rotation
+    of_inputs: "InputRotation | None" = None  # None: ``rotate`` also rotates inputs, and is its own inverse
 
 
 class InputRotation(NamedTuple):
@@ -383,7 +383,7 @@ class Format(Struct, frozen=True):
 
     name: str
     needs: Mapping[str, PartSpec]  # by role; the first holds the elements
-    # Returns None if the tensors belong to another row; raises FormatMismatch with what was found and expected.
+    # Returns None if the tensors belong to another row; raises FormatMismatch with what is stored and expected.
     fit: Callable[[Parts], Weight | None]
     summary: str = ""  # default: the first line of the module's docstring
     usual_db: tuple[int, int] | None = None  # typical SNR of whole models after plain rounding: a guide, not a limit

@@ -49,8 +49,8 @@ from quanterr.tensors.chunks import as_matrix
 from quanterr.util import strict_json
 from quanterr.util.text import count, display
 
-MAX_STATE = 1 << 16  # bytes of the JSON
-MAX_BLOCK = 1 << 16  # elements; bitsandbytes has at most 4096
+MAX_STATE_BYTES = 1 << 16  # size of the JSON
+MAX_BLOCK_ELEMENTS = 1 << 16  # bitsandbytes has at most 4096
 F32 = frozenset({"F32"})
 
 # bitsandbytes/functional.py get_4bit_type. FP4 lists codes 0 to 7; codes 8 to 15 are their negatives.
@@ -76,7 +76,7 @@ FP4 = (0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25)
 # Half the step between codes in the last decade of the dynamic map, which has 64 codes. It is relative to the largest
 # value, a nested absmax.
 WIDEST_STEP = 0.45 / 63
-CLOSE = 1e-5  # distance up to which a stored table is the usual one
+MAX_TABLE_DISTANCE = 1e-5  # between a stored table and the usual one; relative above 1
 TABLES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
@@ -159,14 +159,14 @@ class _Table(NamedTuple):
     """A quant_map: the value of each code, and their levels."""
 
     values: tuple[float, ...]
-    levels: Levels | None  # None if the table is damaged, so that no code is the nearest
+    levels: Levels | None  # None if the table is damaged, so that no nearest code exists
     is_usual: bool  # whether runtimes have this table built in
 
 
 @lru_cache  # weights share their table
 def _describe_table(values: tuple[float, ...], quant_type: str) -> _Table:
     pairs = zip(values, TABLES[quant_type], strict=True)
-    is_usual = all(abs(value - usual) <= CLOSE * (1 + abs(usual)) for value, usual in pairs)
+    is_usual = all(abs(value - usual) <= MAX_TABLE_DISTANCE * (1 + abs(usual)) for value, usual in pairs)
     is_sound = all(map(isfinite, values)) and len(set(values)) > 1
     return _Table(values, nibbles(values).scaled if is_sound else None, is_usual)
 
@@ -177,7 +177,7 @@ def _check_size(entry: Entry, actual: int, expected: int, noun: str, of_what: st
 
 
 def _read_state(entry: Entry, nested: bool) -> State:
-    if entry.nbytes > MAX_STATE:
+    if entry.nbytes > MAX_STATE_BYTES:
         raise FormatMismatch(f"its quant_state {entry} is too large")
     try:
         declared = _parse(entry.read())
@@ -195,7 +195,7 @@ def _read_state(entry: Entry, nested: bool) -> State:
     if (
         not _is_positive_integer(block)
         or block % 2
-        or block > MAX_BLOCK
+        or block > MAX_BLOCK_ELEMENTS
         or not _is_positive_integer(nested_block)
         or not isinstance(offset, int | float)
     ):

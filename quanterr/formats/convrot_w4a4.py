@@ -25,8 +25,8 @@ from quanterr.formats.base import (
     Weight,
 )
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.comfy_labels import ALWAYS_ROTATED, FLOATS, INT8, check_labels
-from quanterr.formats.shared.convrot import group_size, read_rotated, rotate
+from quanterr.formats.shared.comfy_labels import FLOATS, INT8, ROTATED_LABELS, check_labels
+from quanterr.formats.shared.convrot import find_group_size, read_rotated, rotate
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import INT4
@@ -41,14 +41,14 @@ NEEDS = {
 def fit(rotated: bool, parts: Parts) -> Weight | None:
     """Return the weight if its label names this layout."""
     label = next((label for label in parts.hints.labels if label.format in LABELS), None)
-    if label is None or rotated != (label.rotated or label.format in ALWAYS_ROTATED):
+    if label is None or rotated != (label.rotated or label.format in ROTATED_LABELS):
         return None
     comfy_format, warnings = check_labels(parts, LABELS, rotates=True)
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) != 2 or scale.shape not in ((codes.shape[0],), (codes.shape[0], 1)):
         raise FormatMismatch(f"its scale {scale} should have one number for each row of {codes}")
     stored = codes.shape[0], 2 * codes.shape[1]
-    size, warning = group_size(label, stored[1]) if rotated else (2, ())
+    size, warning = find_group_size(label, stored[1]) if rotated else (2, ())
     padded = fit_padded(parts, stored, size, 1)
     plain = parts.weight(padded.shape, _read(parts, padded, False), code_bits=4, levels=INT4)
     return parts.weight(

@@ -90,7 +90,7 @@ def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[
     fitting = [
         packing
         for packing in (*PACKINGS, *FLOOR)
-        if packing.count(shape[-1]) == codes.shape[-1] and _fits(zero_point, packing, shape, n_blocks)
+        if packing.count(shape[-1]) == codes.shape[-1] and _fits_packing(zero_point, packing, shape, n_blocks)
     ]
     if not fitting:
         beside = f" with {zero_point}" if zero_point else ""
@@ -102,7 +102,7 @@ def _find_packings(parts: Parts, shape: tuple[int, ...], n_blocks: int) -> list[
     return [packing for packing in fitting if packing.bits == declared] or fitting
 
 
-def _fits(entry: Entry | None, packing: CodePacking, shape: tuple[int, ...], n_blocks: int) -> bool:
+def _fits_packing(entry: Entry | None, packing: CodePacking, shape: tuple[int, ...], n_blocks: int) -> bool:
     """Return whether zero points fit the packing, or are absent."""
     if entry is None:
         return True

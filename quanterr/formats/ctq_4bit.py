@@ -26,7 +26,7 @@ from quanterr.formats.base import (
 )
 from quanterr.formats.shared.comfy_labels import check_labels
 from quanterr.formats.shared.flat_blocks import read_flat_codes
-from quanterr.formats.shared.padding import labelled_shape
+from quanterr.formats.shared.padding import read_labelled_shape
 from quanterr.kernel.grid import Grid, Run
 from quanterr.kernel.levels import nibbles
 from quanterr.tensors.chunks import as_matrix
@@ -87,7 +87,7 @@ def fit(table: str, parts: Parts) -> Weight | None:
         )
     if comfy_format != f"bnb_{table}":
         return None
-    shape = parts.hints.shape or labelled_shape(parts)
+    shape = parts.hints.shape or read_labelled_shape(parts)
     if shape is None:
         raise FormatMismatch(f"{codes} is flat, and its shape is not stored: it can only be read with the original")
     block = parts.hints.labels[0].number("group_size") or BLOCK

@@ -21,9 +21,9 @@ from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
 from quanterr.kernel.tiles import Tiles
 
-RUN = 64  # consecutive bytes of one row
+RUN_BYTES = 64  # consecutive bytes of one row
 TILES = Tiles("R C r2 x4 p8 h2", "Rr", "Cxhp", 8)
-SATURATED = (0x00, 0x01, 0xFF)
+SATURATED_CODES = (0x00, 0x01, 0xFF)
 NEEDS = {
     "codes": PartSpec(("{weight}",), frozenset({"I8"})),
     "scale": PartSpec(("{weight}_scales",), frozenset({"F16"})),
@@ -34,8 +34,8 @@ def fit(parts: Parts) -> Weight:
     """Return the weight, transposed from its stored shape."""
     codes, scale = parts["codes"], parts["scale"]
     cols, rows = codes.shape if len(codes.shape) == 2 else (0, 0)
-    if not rows or rows % 2 or not cols or cols % RUN:
-        raise FormatMismatch(f"EETQ codes are (cols, rows), a multiple of {RUN} and an even number, not {codes}")
+    if not rows or rows % 2 or not cols or cols % RUN_BYTES:
+        raise FormatMismatch(f"EETQ codes are (cols, rows), a multiple of {RUN_BYTES} and an even number, not {codes}")
     if scale.shape != (rows,):
         raise FormatMismatch(
             f"its scale {scale} should have one number for each of the {rows} rows of {codes}, which is (cols, rows)"
@@ -58,7 +58,7 @@ def _read(parts: Parts, cols: int) -> Decoder:
         cols,
         levels=element_types.list_integers(8, 128),
         scale=Grid(parts["scale"]),
-        ends=SATURATED,
+        ends=SATURATED_CODES,
         read=Grid(codes, cols, 1, key="codes", tiles=TILES),
     )
 

@@ -45,7 +45,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.products import multiply
 
 BLOCK, TILE = 128, 16
-AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
+COLUMNS_AT_ONCE = 1024  # columns dequantized at a time, so that the buffers stay in the cache
 UNIT = 1 / sqrt(BLOCK)
 FACTOR, BIAS = 1774 / 2.0**18, -10.3828125  # float16 values 0x1EEE and 0xC931 of mul1
 MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
@@ -81,7 +81,7 @@ def fit(parts: Parts) -> Weight:
         factors = parts[role]
         if factors.shape != ((n,) if factors.dtype == "F16" else (n // TILE,)):
             raise FormatMismatch(f"{factors} should have a factor, or a sign bit, for each of {n} {role}")
-    layer = Exl3Layout(rows, cols, bits, _codebook_name(parts))
+    layer = Exl3Layout(rows, cols, bits, _find_codebook_name(parts))
     return parts.weight(
         fit_padded(parts, (rows, cols), BLOCK).shape,
         partial(dequantize, parts, layer),
@@ -91,7 +91,7 @@ def fit(parts: Parts) -> Weight:
     )
 
 
-def _codebook_name(parts: Parts) -> str:
+def _find_codebook_name(parts: Parts) -> str:
     markers = {name: entry for name in MULTIPLIERS if (entry := parts.get(name))}
     if len(markers) > 1:
         raise FormatMismatch(f"two codebooks are named: {' and '.join(map(str, markers.values()))}")
@@ -126,8 +126,8 @@ def _dequantize_block(parts: Parts, layer: Exl3Layout, number: int, workspace: W
     tiles = workspace.read_whole("trellis", parts["trellis"]).view(torch.int32)  # (cols / 16, rows / 16, words)
     tiles = tiles[:, number * BLOCK // TILE : (number + 1) * BLOCK // TILE].transpose(0, 1)
     block = torch.empty(BLOCK, layer.cols, device=workspace.device)
-    for left in range(0, layer.cols, AT_ONCE):
-        right = min(left + AT_ONCE, layer.cols)
+    for left in range(0, layer.cols, COLUMNS_AT_ONCE):
+        right = min(left + COLUMNS_AT_ONCE, layer.cols)
         of_columns = tiles[:, left // TILE : right // TILE]
         values = code_tiles.look_up(of_columns, codes, table, GENERATORS.get(layer.codebook))
         rotate(values, (cols[left:right], rows), block[:, left:right])
@@ -146,13 +146,13 @@ def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor) -> None:
         room = torch.empty(BLOCK, BLOCK)
         kernel.library.quanterr_rotate_sides(*arguments, out.data_ptr(), out.stride(0), room.data_ptr())
         return
-    matrix = _scaled_hadamard(values.device)  # not in float64, which has other last digits
+    matrix = _make_scaled_hadamard(values.device)  # not in float64, which has other last digits
     product = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols)
     torch.mul(multiply(matrix, product.t()), rows.unsqueeze(1), out=out)
 
 
 @cache
-def _scaled_hadamard(device: torch.device) -> Tensor:
+def _make_scaled_hadamard(device: torch.device) -> Tensor:
     """Return H, (128, 128) float32."""
     return (hadamard.make_sylvester(BLOCK) * UNIT).float().to(device)
 

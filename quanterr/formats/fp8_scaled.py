@@ -19,7 +19,7 @@ compressors/naive_quantized/base.py; NVIDIA/TensorRT-LLM@01c4ece docs/source/arc
 
 from quanterr.formats.base import Parts, PartSpec, Weight
 from quanterr.formats.shared.comfy_labels import FLOATS, FP8, FP8_LABELS
-from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
+from quanterr.formats.shared.scale_grid import fit_scaled, make_scaled_formats
 
 EXPONENTS = frozenset({"F8_E8M0", "U8"})
 NAMES = (
@@ -40,4 +40,4 @@ def fit(parts: Parts) -> Weight:
     return fit_scaled(parts, "fp8", FP8_LABELS)
 
 
-FORMATS = scaled_formats("fp8", NEEDS, fit, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})
+FORMATS = make_scaled_formats("fp8", NEEDS, fit, {"tensor": (31, 32), "row": (31, 33), "block": (31, 33)})

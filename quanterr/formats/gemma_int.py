@@ -44,7 +44,7 @@ def fit(parts: Parts) -> Weight | None:
     if scale.shape[1] != 1 and parts.format == "gemma_int":
         return None
     rows, stored = codes.shape
-    declared = _declared_bits(parts)
+    declared = _read_declared_bits(parts)
     shape = parts.hints.shape or (rows, stored if codes.dtype == "I8" else stored * 8 // (declared or 8))
     if codes.dtype == "I8":
         n_bits = 8 if shape[-1] == stored else None
@@ -72,7 +72,7 @@ def fit(parts: Parts) -> Weight | None:
     )
 
 
-def _declared_bits(parts: Parts) -> int | None:
+def _read_declared_bits(parts: Parts) -> int | None:
     """Return the bits that config.json declares for the module: by the first matching pattern, or for all modules."""
     declared = parts.hints.config.get("num_bits")
     patterns = parts.hints.config.get("module_quant_configs")

@@ -18,7 +18,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp repack_q4_0 … q8_0.
 """
 
-from quanterr.formats.shared.ggml_blocks import BlockType, block_formats
+from quanterr.formats.shared.ggml_blocks import BlockType, make_block_formats
 from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 
 Q4_0, Q4_1 = Numbers(32, tuple(range(-8, 8))), Numbers(32, tuple(range(16)))
@@ -62,4 +62,4 @@ TYPES = (
         },
     ),
 )
-FORMATS = block_formats(TYPES)
+FORMATS = make_block_formats(TYPES)

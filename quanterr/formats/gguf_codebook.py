@@ -37,7 +37,7 @@ from msgspec.structs import replace
 
 from quanterr.checkpoints.ggml_types import OF_NAME
 from quanterr.formats.base import Format, FormatMismatch, Parts, PartSpec, Weight
-from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats, fit, make_decoder
+from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, fit, make_block_formats, make_decoder
 from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 from quanterr.kernel import levels
 from quanterr.kernel.grid import Grid
@@ -148,5 +148,5 @@ FORMATS = (
         summary=f"{NVFP4.summary}; one more for the tensor or for each expert",
         usual_db=NVFP4.usual_db,
     ),
-    *block_formats(TYPES),
+    *make_block_formats(TYPES),
 )

@@ -39,7 +39,7 @@ ggml/src/ggml-quants.c dequantize_row_q6_0.
 import struct
 from functools import cache
 
-from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats
+from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, make_block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.lazy_torch import Tensor, torch
 
@@ -179,4 +179,4 @@ TYPES = tuple(
         ("IQ2_KL", "5-bit codes for pairs, a scale for 32 and the row", (12, 14)),
     )
 )
-FORMATS = block_formats(TYPES)
+FORMATS = make_block_formats(TYPES)

@@ -40,7 +40,7 @@ dequantize_row_iq1_s_r4 … iq3_s_r4.
 import base64
 from functools import cache, partial
 
-from quanterr.formats.shared.ggml_blocks import BlockType, block_formats
+from quanterr.formats.shared.ggml_blocks import BlockType, make_block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.formats.shared.ggml_grids import GRIDS
 from quanterr.lazy_torch import Tensor, torch
@@ -49,7 +49,8 @@ TERNARY = (-1, 0, 1)
 IQ2 = (8, 25, 43)
 IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
 IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
-EVEN = tuple(signs | signs.bit_count() % 2 << 7 for signs in range(128))  # the eighth sign makes their number even
+# Seven stored signs of a group: the eighth makes the number of negative elements even.
+EVEN_SIGNS = tuple(signs | signs.bit_count() % 2 << 7 for signs in range(128))
 SHIFTED = tuple((byte & 0xFE) ^ (byte & 0xFE) >> 1 for byte in range(256))
 
 
@@ -71,11 +72,13 @@ def shift_grid() -> Tensor:
 
 IQ1_S = Numbers(32, factor=2, offset=1, step=1 / 8, width=8, grid=shift_grid)
 IQ1_M = IQ1_S._replace(part=16)
-IQ2_XXS = Numbers(32, factor=2, offset=1, step=1 / 8, width=8, grid=partial(decode_grid, "IQ2_XXS", IQ2), patterns=EVEN)
+IQ2_XXS = Numbers(
+    32, factor=2, offset=1, step=1 / 8, width=8, grid=partial(decode_grid, "IQ2_XXS", IQ2), patterns=EVEN_SIGNS
+)
 IQ2_XS = IQ2_XXS._replace(part=16, grid=partial(decode_grid, "IQ2_XS", IQ2))
 IQ2_S = IQ2_XS._replace(grid=partial(decode_grid, "IQ2_S", IQ2), patterns=())
 IQ3_XXS_NUMBERS = Numbers(
-    32, factor=2, offset=1, step=1 / 4, width=4, grid=partial(decode_grid, "IQ3_XXS", IQ3_XXS), patterns=EVEN
+    32, factor=2, offset=1, step=1 / 4, width=4, grid=partial(decode_grid, "IQ3_XXS", IQ3_XXS), patterns=EVEN_SIGNS
 )
 IQ3_S_NUMBERS = Numbers(32, factor=2, offset=1, width=4, grid=partial(decode_grid, "IQ3_S", IQ3_S))
 SCALE_R4 = tuple(Field(8, "765kk", 1, up, word=32, first=8 * up) for up in range(4))  # the lowest bits of four bytes
@@ -233,4 +236,4 @@ TYPES = (
         },
     ),
 )
-FORMATS = block_formats(TYPES)
+FORMATS = make_block_formats(TYPES)

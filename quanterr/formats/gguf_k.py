@@ -29,7 +29,7 @@ Reference: ggml-org/llama.cpp (as of gguf 0.19.0) ggml/src/ggml-quants.c dequant
 ikawrakow/ik_llama.cpp@8337e4cd ggml/src/iqk/iqk_quantize.cpp repack_q2_k … q6_k.
 """
 
-from quanterr.formats.shared.ggml_blocks import BlockType, block_formats
+from quanterr.formats.shared.ggml_blocks import BlockType, make_block_formats
 from quanterr.formats.shared.ggml_fields import Block, Field, Layout, Numbers
 
 Q2_K = Numbers(16, tuple(range(4)))
@@ -129,4 +129,4 @@ TYPES = (
         },
     ),
 )
-FORMATS = block_formats(TYPES)
+FORMATS = make_block_formats(TYPES)

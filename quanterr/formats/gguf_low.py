@@ -45,7 +45,7 @@ from msgspec.structs import replace
 
 from quanterr.checkpoints.ggml_types import OF_NAME
 from quanterr.formats.base import Format, Parts, PartSpec, Weight
-from quanterr.formats.shared.ggml_blocks import BlockType, block_formats, fit, make_decoder
+from quanterr.formats.shared.ggml_blocks import BlockType, fit, make_block_formats, make_decoder
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.kernel.interpreter import Native
 from quanterr.kernel.levels import TERNARY, Levels, uniform
@@ -88,7 +88,7 @@ def fit_i2_s(parts: Parts) -> Weight:
     return replace(weight, dequantize=Native(replace(decoder, factor=scale)), block_size=None)
 
 
-LEVELS = (-1, 0, 1, 2)  # three values, in types of ternary codes
+LEVELS = (-1, 0, 1, 2)  # types of ternary codes have three values
 A_BYTE = "76543210"
 I2_S = BlockType(
     "three values in 2 bits, a scale for the tensor",
@@ -162,7 +162,7 @@ TYPES = (
         TERNARY,
     ),
 )
-FORMATS = block_formats(TYPES)
+FORMATS = make_block_formats(TYPES)
 FORMATS += (
     Format(
         I2_S.format,

@@ -25,7 +25,7 @@ dequantize_row_iq1_kt … iq4_kt.
 
 from functools import cache, partial
 
-from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, block_formats
+from quanterr.formats.shared.ggml_blocks import IQ4, BlockType, make_block_formats
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, Field, Layout, Numbers
 from quanterr.lazy_torch import Tensor, torch
 
@@ -34,7 +34,7 @@ FACTOR, FIRST = 0xCBAC1FED, 4096
 
 @cache
 def generate_levels(n_levels: int, bits: int, magnitudes: bool = False) -> Tensor:
-    """Return the levels of each index of so many bits, int8 (indices, ``each``)."""
+    """Return the levels of each index of ``bits`` bits, int8 (indices, ``n_levels``)."""
     state, levels = torch.arange(1 << bits) + FIRST, []
     for _ in range(n_levels):
         state = state * FACTOR & 0xFFFFFFFF
@@ -105,4 +105,4 @@ TYPES = (
         },
     ),
 )
-FORMATS = block_formats(TYPES)
+FORMATS = make_block_formats(TYPES)

@@ -40,10 +40,10 @@ from quanterr.formats.shared.element_types import list_integers
 from quanterr.formats.shared.gptq_awq_common import (
     ORDER,
     SCALE,
-    declared_bits,
-    declared_group_size,
     find_gemm_bits,
     is_gemv,
+    read_declared_bits,
+    read_declared_group_size,
 )
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
@@ -59,7 +59,7 @@ NEEDS = {
     "zero_point": PartSpec(("{module}.qzeros",), CONTAINERS),
     "order": ORDER,
 }
-CONFIGURED = {  # packing, where known, and whether zero points are stored minus one
+CHECKPOINT_FORMATS = {  # packing, where known, and whether zero points are stored minus one
     "gptq": (None, True),
     "gptq_v2": (None, False),
     "gptq_p": ("planar", False),
@@ -67,9 +67,11 @@ CONFIGURED = {  # packing, where known, and whether zero points are stored minus
     "auto_round:gptq": ("dense", True),
 }
 AUTO_ROUND = "auto_round"  # all other names with this prefix: dense, zero points unchanged
-UNDECLARED = "config.json names no checkpoint_format"
-IMPLIED = "config.json declares quant_method gptq without checkpoint_format, which loaders read as gptq"
-FEW = 1 << 12  # bytes of zero points that are all read to find out whether they are equal
+NO_CHECKPOINT_FORMAT = "config.json names no checkpoint_format"
+ASSUMED_CHECKPOINT_FORMAT = (
+    "config.json declares quant_method gptq without checkpoint_format, which loaders read as gptq"
+)
+MAX_ZERO_POINT_BYTES = 1 << 12  # larger tensors are not read to find out whether all zero points are equal
 NAMES = {("dense", True): "gptq", ("dense", False): "gptq_v2"}  # all others are gptq_p
 
 
@@ -104,7 +106,7 @@ def fit(parts: Parts) -> Weight | None:
     bits, cols = _find_bits_and_cols(parts)
     if is_gemv(parts) and parts.hints.shape not in ((rows, cols), (cols, rows)):
         return None  # read as GPTQ, the blocks would have 8 columns
-    stored = fit_blocks(scale.shape[0], cols, declared_group_size(parts), parts.get("order"))
+    stored = fit_blocks(scale.shape[0], cols, read_declared_group_size(parts), parts.get("order"))
     variants, declared, warnings = _find_variants(parts, bits)
     if variants[0].name != parts.format:
         return None
@@ -123,7 +125,7 @@ def fit(parts: Parts) -> Weight | None:
             evidence=(f"{variant}: {declared}{order}" if variant is variants[0] else f"{variant}{order}",),
             warnings=warnings,
             close_alternatives=True,
-            prescribed=declared != UNDECLARED or len(orders) > 1,
+            prescribed=declared != NO_CHECKPOINT_FORMAT or len(orders) > 1,
             format=variant.name,
         )
         for blocks, order in orders
@@ -169,7 +171,7 @@ def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
     ]
     if len(fitting) > 1 and original_cols is not None:  # very few rows: prefer the bits that leave the least padding
         fitting = [bits for bits in fitting if codes.shape[0] == -(-original_cols * bits // container)] or fitting
-    named = declared_bits(parts)
+    named = read_declared_bits(parts)
     bits = fitting[0] if len(fitting) == 1 else named
     if bits not in fitting:
         raise FormatMismatch(
@@ -177,7 +179,7 @@ def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
             + (f" in {original_cols} columns" if original_cols is not None else "")
         )
     stored_cols = cols_by_bits[bits]
-    if original_cols is None or stored_cols - original_cols >= max(WORD_BITS, declared_group_size(parts) or 0):
+    if original_cols is None or stored_cols - original_cols >= max(WORD_BITS, read_declared_group_size(parts) or 0):
         return bits, stored_cols
     return bits, original_cols
 
@@ -192,14 +194,15 @@ def _find_original_cols(parts: Parts, rows: int) -> int | None:
 
 def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[str, ...]]:
     """Return the possible variants, the likeliest first, with the deciding fact and warnings."""
-    configured, declared = _declared_variant(parts.hints.config, bits)
+    configured, declared = _read_declared_variant(parts.hints.config, bits)
     packings = ("dense",) if bits in ALIGNED_BITS else ("dense", "planar")
     variants = [Variant(CodePacking(packing, bits), less_one) for packing in packings for less_one in (True, False)]
     if configured in variants:
         variants.sort(key=lambda v: (v.packing != configured.packing, v.less_one != configured.less_one))
+    is_declared = declared != NO_CHECKPOINT_FORMAT
+    prescribed = is_declared and parts.hints.config.get("sym") is not True  # kernels for sym ignore zero points
     for variant in variants:
         middle = (1 << bits - 1) - variant.less_one
-        prescribed = declared != UNDECLARED and parts.hints.config.get("sym") is not True  # kernels for sym ignore them
         if (prescribed and variant != configured) or _find_common_zero_point(parts, variant.packing) != middle:
             continue
         same = variant.packing == configured.packing
@@ -208,29 +211,29 @@ def _find_variants(parts: Parts, bits: int) -> tuple[list[Variant], str, tuple[s
             f"{declared}, but all its zero points are {middle}, as {variant.name} stores them: "
             f"a program that follows the configuration reads every weight {harm}"
         )
-        return [variant], f"all are {middle}", (warning,) if declared != UNDECLARED and variant != configured else ()
+        return [variant], f"all are {middle}", (warning,) if is_declared and variant != configured else ()
     ignored = "config.json declares sym, but its zero points are not all in the middle: kernels for sym ignore them"
     return variants, declared, (ignored,) if parts.hints.config.get("sym") is True else ()
 
 
-def _declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
+def _read_declared_variant(config: JsonFields, bits: int) -> tuple[Variant, str]:
     """Return the variant that the configuration names, and the setting that names it."""
     usual = "dense" if bits in (*ALIGNED_BITS, 3) else "planar"
     for key in ("packing_format", "checkpoint_format", "format", "backend"):
         named = config.get(key)
-        if isinstance(named, str) and (named in CONFIGURED or named.startswith(AUTO_ROUND)):
-            packing, less_one = CONFIGURED.get(named, ("dense", False))
+        if isinstance(named, str) and (named in CHECKPOINT_FORMATS or named.startswith(AUTO_ROUND)):
+            packing, less_one = CHECKPOINT_FORMATS.get(named, ("dense", False))
             packing = "dense" if bits in ALIGNED_BITS else packing or usual
             return Variant(CodePacking(packing, bits), less_one), f"config.json declares {key} {display(named)}"
     if str(config.get("quant_method")).lower() == "gptq":
-        return Variant(CodePacking(usual, bits), True), IMPLIED
-    return Variant(CodePacking(usual, bits), True), UNDECLARED
+        return Variant(CodePacking(usual, bits), True), ASSUMED_CHECKPOINT_FORMAT
+    return Variant(CodePacking(usual, bits), True), NO_CHECKPOINT_FORMAT
 
 
 def _find_common_zero_point(parts: Parts, packing: CodePacking) -> int | None:
     """Return the stored zero point if all are equal; of many, only the first and the last block are read."""
     entry = parts["zero_point"]
-    if entry.nbytes <= FEW:
+    if entry.nbytes <= MAX_ZERO_POINT_BYTES:
         return _find_common_code(entry.read(), entry.shape[0], packing, parts.codes.shape[1])
     blocks = entry.shape[0]
     size = entry.nbytes // blocks
@@ -255,7 +258,11 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Decoder:
     """Return the decoder of the weight: (code - zero point) · scale."""
     codes, zero_point, bits = parts.codes, parts["zero_point"], variant.packing.bits
     is_stream = variant.packing.name == "dense"
-    zero = _find_common_zero_point(parts, variant.packing) if is_stream and zero_point.nbytes <= FEW else None
+    zero = (
+        _find_common_zero_point(parts, variant.packing)
+        if is_stream and zero_point.nbytes <= MAX_ZERO_POINT_BYTES
+        else None
+    )
     one_zero = 0 if zero is None else (zero + variant.less_one) % (1 << bits)
     stored = variant.packing._replace(less_one=variant.less_one)
     cols = codes.shape[0] * codes.bits // bits

@@ -34,7 +34,7 @@ from quanterr.util.text import display
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NUMBERS = frozenset({"I32", "I64"})
 BYTES = frozenset({"U8"})
-MAX_TEXT = 64  # bytes
+MAX_BYTES = 64  # of a setting: a short text, or one or two numbers
 
 FLAGS = (
     "view_as_float",
@@ -77,7 +77,7 @@ def fit(parts: Parts) -> Weight:
         raise FormatMismatch(
             "its scale or zero point is itself quantized (quant_scale, quant_zero), which is not supported"
         )
-    packing = parts["packing"].read().decode("latin-1") if parts["packing"].nbytes <= MAX_TEXT else ""
+    packing = parts["packing"].read().decode("latin-1") if parts["packing"].nbytes <= MAX_BYTES else ""
     if packing not in PACKINGS:
         raise FormatMismatch(f"its packing {display(packing)} is not one of {', '.join(PACKINGS)}")
     itemsize, code_bits, shifts = PACKINGS[packing]
@@ -144,7 +144,7 @@ def _read_flag(parts: Parts, name: str) -> bool:
 
 
 def _read_numbers(entry: Entry) -> list[float]:
-    if not 0 < entry.nbytes <= MAX_TEXT:
+    if not 0 < entry.nbytes <= MAX_BYTES:
         raise FormatMismatch(f"{entry} should hold one or two numbers")
     return list(read_floats(entry) if entry.dtype in FLOATS else read_integers(entry))
 

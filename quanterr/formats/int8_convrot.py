@@ -17,17 +17,17 @@ from msgspec.structs import replace
 
 from quanterr.formats.base import Format, Parts, Weight
 from quanterr.formats.shared.comfy_labels import INT8_LABELS
-from quanterr.formats.shared.convrot import group_size
+from quanterr.formats.shared.convrot import find_group_size
 from quanterr.formats.shared.scale_grid import fit_scaled
 from quanterr.formats.shared.scaled_int8 import NEEDS, read_as_rotated
 
 
 def fit(parts: Parts) -> Weight | None:
-    """Return the weight if its label declares a rotation, with the unrotated reading as an alternative."""
+    """Return the weight if its label declares a rotation, with unrotated columns as an alternative."""
     labels = parts.hints.labels
     if not labels or not labels[0].rotated or not parts.codes.shape:
         return None
-    size, warning = group_size(labels[0], parts.codes.shape[-1])
+    size, warning = find_group_size(labels[0], parts.codes.shape[-1])
     plain = fit_scaled(parts, "int8", INT8_LABELS, rotates=True)
     rotated = read_as_rotated(parts, replace(plain, warnings=plain.warnings + warning), size)
     return replace(rotated, prescribed=True).with_alternatives([plain])

@@ -20,25 +20,25 @@ from functools import partial
 from quanterr.formats.base import Parts, PartSpec, Readings, Weight
 from quanterr.formats.shared.comfy_labels import INT8, INT8_LABELS
 from quanterr.formats.shared.pre_quant_scale import PART
-from quanterr.formats.shared.scale_grid import fit_scaled, scaled_formats
+from quanterr.formats.shared.scale_grid import fit_scaled, make_scaled_formats
 from quanterr.formats.shared.scaled_int8 import NEEDS, read_as_rotated
 
-OF_TURBO = ".int8_weight"  # end of the name of TurboDiffusion's codes
-CODES = PartSpec(("{weight}", "{module}" + OF_TURBO), INT8)
+TURBO_SUFFIX = ".int8_weight"  # end of the name of TurboDiffusion's codes
+CODES = PartSpec(("{weight}", "{module}" + TURBO_SUFFIX), INT8)
 ROTATIONS = (256, 64, 16, 1024)  # group sizes that writers for ComfyUI use
 
 
 def fit(parts: Parts) -> Weight | None:
     """Return the weight if no label declares a rotation; its scale's shape decides which row of FORMATS it is.
 
-    Some writers for ComfyUI rotate without a label and write no config.json, so the rotated reading is an alternative.
+    Some writers for ComfyUI rotate without a label and write no config.json, so rotated columns are an alternative.
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
     if parts.hints.config.get("quant_method") == "w4afp8":  # its bytes hold two codes
         return None
     weight = _fit_plain(parts)
-    is_plain = parts.hints.config or parts.get("pre_quant_scale") or parts.codes.name.endswith(OF_TURBO)
+    is_plain = parts.hints.config or parts.get("pre_quant_scale") or parts.codes.name.endswith(TURBO_SUFFIX)
     if len(weight.shape) != 2 or is_plain:
         return weight
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
@@ -56,7 +56,7 @@ def _make_rotated(parts: Parts, size: int) -> Weight:
     return read_as_rotated(parts, _fit_plain(parts), size)
 
 
-FORMATS = scaled_formats(
+FORMATS = make_scaled_formats(
     "int8",
     {**NEEDS, "codes": CODES, "pre_quant_scale": PART},
     fit,

@@ -29,7 +29,7 @@ from quanterr.lazy_torch import Tensor, torch
 
 SEED = 42
 GRID, STEPS = 10_000, 200
-CLOSE = (1e-10, 1e-5)  # absolute and relative change of centroids with which the algorithm ends
+TOLERANCES = (1e-10, 1e-5)  # absolute and relative change of centroids with which the algorithm ends
 NEEDS = {
     "codes": PartSpec(("{module}.tq_packed",), frozenset({"U32"})),
     "norms": PartSpec(("{module}.tq_norms",), frozenset({"F16", "F32"})),
@@ -38,7 +38,7 @@ NEEDS = {
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight; the original's columns count where its last word is not full."""
+    """Return the weight; if its last word is not full, the original gives the number of columns."""
     codes, norms, bits = parts.codes, parts["norms"], _read_bits(parts["bits"])
     if len(codes.shape) not in (2, 3) or norms.shape != codes.shape[:-1] or not codes.n:
         raise FormatMismatch(f"{norms} should have a number for each row of {codes}")
@@ -103,7 +103,7 @@ def _make_codebook(cols: int, bits: int) -> Tensor:
             if stop - first > 1:
                 x, y = grid[first:stop], density[first:stop]
                 moved[n] = torch.trapezoid(x * y, x) / torch.trapezoid(y, x).clamp(min=1e-10)
-        if torch.allclose(centroids, moved, atol=CLOSE[0], rtol=CLOSE[1]):
+        if torch.allclose(centroids, moved, atol=TOLERANCES[0], rtol=TOLERANCES[1]):
             break
         centroids = moved
     return centroids.sort().values.float()

@@ -39,8 +39,8 @@ from msgspec.structs import replace
 from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared.column_groups import ColumnBlocks, fit_blocks
 from quanterr.formats.shared.element_types import list_integers
-from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, declared_group_size
-from quanterr.formats.shared.marlin_order import OF_GROUPS, OF_ROWS
+from quanterr.formats.shared.gptq_awq_common import FLOATS, WORDS, read_declared_group_size
+from quanterr.formats.shared.marlin_order import GROUP_SCALE_TILES, ROW_SCALE_TILES
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.levels import uniform
 from quanterr.kernel.tiles import Tiles
@@ -65,7 +65,7 @@ SPARSE = {
     8: Tiles("C R a4 b2 c4 d4 e2 f2 g2", "Rabed", "Cgcf", 8),
 }
 META = Tiles("C R a2 b8 c2 d2 e2 f8", "Rbeac", "Cdf", 2)
-OF_SPARSE = Tiles("C R i8 j4 k2", "Rikj", "C"), Tiles("C R i64", "Ri", "C")  # short blocks, other blocks
+SPARSE_SCALE_TILES = Tiles("C R i8 j4 k2", "Rikj", "C"), Tiles("C R i64", "Ri", "C")  # short blocks, other blocks
 
 
 def fit_dense(parts: Parts) -> Weight | None:
@@ -74,12 +74,12 @@ def fit_dense(parts: Parts) -> Weight | None:
     if len(codes.shape) != 2 or len(scale.shape) != 2 or codes.shape[1] != 2 * scale.shape[1] or scale.shape[1] % ROWS:
         return None
     shape = scale.shape[1], COLS * codes.shape[0]
-    blocks = fit_blocks(scale.shape[0], shape[1], declared_group_size(parts))
+    blocks = fit_blocks(scale.shape[0], shape[1], read_declared_group_size(parts))
     decoder = Decoder(
         codes,
         shape[1],
         levels=list_integers(4, 8),
-        scale=replace(blocks.grid(scale), tiles=OF_GROUPS if blocks.n > 1 else OF_ROWS),
+        scale=replace(blocks.grid(scale), tiles=GROUP_SCALE_TILES if blocks.n > 1 else ROW_SCALE_TILES),
         group=blocks.group,
         read=Grid(codes, shape[1], 1, key="codes", tiles=DENSE),
     )
@@ -106,7 +106,7 @@ def fit_sparse(parts: Parts) -> Weight:
     decoder = Decoder(
         codes,
         shape[1],
-        scale=replace(blocks.grid(scale), tiles=OF_SPARSE[blocks.n <= 2]),
+        scale=replace(blocks.grid(scale), tiles=SPARSE_SCALE_TILES[blocks.n <= 2]),
         group=blocks.group,
         read=partial(_read_sparse, elements, columns, 1 << bits - 1),
     )

@@ -73,7 +73,7 @@ def fit_affine(parts: Parts) -> Weight:
         raise FormatMismatch(f"its biases {bias} should have the shape of its scales {scale}")
     code_bits, group, source = _find_bits_and_group(parts)
     shape = (*codes.shape[:-1], scale.shape[-1] * group)
-    declared = set(_declared_layouts(parts.hints.config))
+    declared = set(_list_declared_layouts(parts.hints.config))
     warning = f"config.json declares no layer of {code_bits} bits in groups of {group}, which {source} implies"
     return parts.weight(
         shape,
@@ -98,13 +98,13 @@ def _find_bits_and_group(parts: Parts) -> tuple[int, int, str]:
     possible = {scale.shape[-1] * group: (b, group) for group in GROUPS for b in BITS if b * group == ratio}
     if not possible:
         raise FormatMismatch(f"codes {codes} and scales {scale} fit no group of 32, 64 or 128 columns of 1 to 8 bits")
-    for cols in _possible_columns(parts):
+    for cols in _list_possible_columns(parts):
         if cols in possible:
             return *possible[cols], f"the original's {cols} columns"
     declared = [
-        pair for pair in _declared_layouts(config, parts.name.removesuffix(".weight")) if pair in possible.values()
+        pair for pair in _list_declared_layouts(config, parts.name.removesuffix(".weight")) if pair in possible.values()
     ]
-    everywhere = [pair for pair in _declared_layouts(config, "") if pair in possible.values()]
+    everywhere = [pair for pair in _list_declared_layouts(config, "") if pair in possible.values()]
     if declared or everywhere:
         return *(declared or everywhere)[0], "config.json"
     if len(possible) > 1:
@@ -115,7 +115,7 @@ def _find_bits_and_group(parts: Parts) -> tuple[int, int, str]:
     return *next(iter(possible.values())), "the shapes"
 
 
-def _possible_columns(parts: Parts) -> Iterator[int]:
+def _list_possible_columns(parts: Parts) -> Iterator[int]:
     """Yield the numbers of columns that the original's shape allows, the likeliest first."""
     shape, rows = parts.hints.shape, parts.codes.shape[:-1]
     if shape is None or len(shape) < 2:
@@ -125,7 +125,7 @@ def _possible_columns(parts: Parts) -> Iterator[int]:
     yield shape[-1]
 
 
-def _declared_layouts(config: object, layer: str | None = None) -> Iterator[tuple[int, int]]:
+def _list_declared_layouts(config: object, layer: str | None = None) -> Iterator[tuple[int, int]]:
     """Yield (bits, group) that config.json declares: for a layer, for all layers ("") or anywhere (None)."""
     if not isinstance(config, dict):
         return

@@ -63,23 +63,25 @@ from quanterr.kernel.levels import INT4, OF_DTYPE, signed_bytes
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.text import display
 
-MX, DUAL = 32, 512  # columns that share an exponent, and a second scale
-SAMPLE = 1 << 16  # number of codes that are read: enough to distinguish 8 bits from 4
-BFLOAT16 = 2.0**-8  # greatest relative distance of neighbours: the producer may round a product to bfloat16
-ANY = FLOATS | INT8 | frozenset({"I32", "I64"})
+MX, DUAL = 32, 512  # numbers of columns that share an exponent, and a second scale
+SAMPLE_CODES = 1 << 16  # codes that are read: enough to distinguish 8 bits from 4
+BFLOAT16_STEP = (
+    2.0**-8
+)  # maximum relative distance of neighbouring numbers: the producer may round a product to bfloat16
+NUMBER_DTYPES = FLOATS | INT8 | frozenset({"I32", "I64"})
 SCALE = PartSpec(("{weight}_scale",), FLOATS)
 OFFSET = PartSpec(("{weight}_offset",), FLOATS, optional=True)  # ModelSlim always stores it, other programs never
-OF_INPUTS = {  # parts of layers with static inputs
+INPUT_PARTS = {  # parts of layers with static inputs
     "deq_scale": PartSpec(("{module}.deq_scale",), frozenset({"F32", "I64"}), optional=True),
     "input_scale": PartSpec(("{module}.input_scale",), FLOATS, optional=True),
-    "input_offset": PartSpec(("{module}.input_offset",), ANY, optional=True),
+    "input_offset": PartSpec(("{module}.input_offset",), NUMBER_DTYPES, optional=True),
     "quant_bias": PartSpec(("{module}.quant_bias",), frozenset({"I32"}), optional=True),
 }
 INTEGERS = {
     "codes": PartSpec(("{weight}",), INT8),
     "scale": PartSpec(SCALE.names, FLOATS, optional=True),
     "zero_point": OFFSET,
-    **OF_INPUTS,
+    **INPUT_PARTS,
 }
 PAIRS = {
     "codes": PartSpec(("{weight}",), INT8),
@@ -98,7 +100,7 @@ TWO_SCALES = {
 
 
 def fit_bytes(parts: Parts) -> Weight | None:
-    """Return the weight if there are offsets, or a deq_scale, for a code in each byte."""
+    """Return the weight, a code in each byte, if offsets or a deq_scale are stored."""
     codes, scale, offset = parts.codes, parts.get("scale"), parts.get("zero_point")
     if parts.hints.labels or not (offset or parts.get("deq_scale")):
         return None  # a label is ComfyUI's
@@ -218,7 +220,7 @@ def _check_four_bits(codes: Entry, declared: str) -> None:
     Raises:
         FormatMismatch: one has more.
     """
-    first = memoryview(codes.file.read(codes.offset, min(codes.nbytes, SAMPLE))).cast("b")
+    first = memoryview(codes.file.read(codes.offset, min(codes.nbytes, SAMPLE_CODES))).cast("b")
     low, high = min(first, default=0), max(first, default=0)
     if low < -8 or high > 7:
         raise FormatMismatch(f"{declared}but {codes} has codes from {low} to {high}, not of 4 bits")
@@ -242,7 +244,7 @@ def _check_deq_scale(parts: Parts, rows: int) -> None:
     (of_inputs,) = read_floats(inputs)
     for row, (product, factor) in enumerate(zip(products, read_floats(scale), strict=True)):
         expected = factor * of_inputs
-        if not abs(product - expected) <= BFLOAT16 * abs(expected):
+        if not abs(product - expected) <= BFLOAT16_STEP * abs(expected):
             raise FormatMismatch(
                 f"{deq} is not weight_scale · input_scale: row {row} has {product:.6g}, expected {expected:.6g}; "
                 "runtimes multiply by deq_scale: quantize the layer again"

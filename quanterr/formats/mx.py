@@ -38,14 +38,14 @@ from quanterr.formats.shared.swizzled_scales import fit_block_scales
 from quanterr.kernel.grid import E8M0, Grid
 
 BLOCK = 32
-SIX_BIT_KINDS: tuple[SmallFloat, ...] = ("e2m3", "e3m2")  # the likelier first
+SIX_BIT_TYPES: tuple[SmallFloat, ...] = ("e2m3", "e3m2")  # the likelier first
 BYTES = frozenset({"U8"})
 EXPONENTS = frozenset({"U8", "F8_E8M0"})
 SCALES = ("{weight}_scale", "{weight}_weight_scale", "{module}.scale")
 
 MXFP6 = {"codes": PartSpec(("{weight}",), BYTES), "scale": PartSpec(SCALES, EXPONENTS)}
 MXFP4 = {"codes": PartSpec(("{weight}",), frozenset({"U8", "I8", "F4"})), "scale": PartSpec(SCALES, EXPONENTS)}
-PACKED = {"codes": PartSpec(("{weight}_packed",), BYTES), "scale": PartSpec(("{weight}_scale",), EXPONENTS)}
+PACKED_PARTS = {"codes": PartSpec(("{weight}_packed",), BYTES), "scale": PartSpec(("{weight}_scale",), EXPONENTS)}
 GPT_OSS = {
     "codes": PartSpec(("{weight}_blocks", "{weight}.blocks"), BYTES),
     "scale": PartSpec(("{weight}_scales", "{weight}.scales"), BYTES),
@@ -65,7 +65,7 @@ def fit_mxfp4(parts: Parts) -> Weight | None:
 
 
 def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
-    """Return the weight unless its codes are declared as the other kind; if undeclared, that is an alternative."""
+    """Return the weight unless its codes are declared as the other type; if undeclared, the other is an alternative."""
     codes = parts.codes
     if len(codes.shape) not in (2, 3) or codes.shape[-1] % 24:
         return None
@@ -75,16 +75,16 @@ def fit_mxfp6(element: SmallFloat, parts: Parts) -> Weight | None:
     declared = {str(specification.get("dtype")) for specification in find_specifications(parts)}
     if declared:
         return _fit(parts, element, shape) if f"fp6_{element}" in declared else None
-    if element != SIX_BIT_KINDS[0]:
+    if element != SIX_BIT_TYPES[0]:
         return None
     first, *others = [
-        replace(_fit(parts, six_bit_type, shape), format=f"mxfp6_{six_bit_type}") for six_bit_type in SIX_BIT_KINDS
+        replace(_fit(parts, six_bit_type, shape), format=f"mxfp6_{six_bit_type}") for six_bit_type in SIX_BIT_TYPES
     ]
     return replace(first.with_alternatives(others), undeclared=True)
 
 
 def fit_packed(element: SmallFloat, parts: Parts) -> Weight | None:
-    """Return the weight of compressed-tensors if it has codes of this kind."""
+    """Return the weight of compressed-tensors if it has codes of this type."""
     codes, scale = parts.codes, parts["scale"]
     if len(codes.shape) not in (2, 3) or not codes.shape[-1]:
         raise FormatMismatch(f"MXFP4 and MXFP6 codes are (rows, bytes) or (experts, rows, bytes), not {codes}")
@@ -166,18 +166,18 @@ FORMATS = (
             summary=f"MXFP6: {kind.upper()} codes, an E8M0 exponent per 32 columns (Quark)",
             usual_db=usual_db,
         )
-        for kind, usual_db in zip(SIX_BIT_KINDS, ((27, 29), (24, 26)), strict=True)
+        for kind, usual_db in zip(SIX_BIT_TYPES, ((27, 29), (24, 26)), strict=True)
     ),
     Format(
         "ct_mxfp4",
-        PACKED,
+        PACKED_PARTS,
         partial(fit_packed, "e2m1"),
         summary="compressed-tensors mxfp4-pack-quantized: the same",
         usual_db=(17, 19),
     ),
     Format(
         "ct_mxfp6",
-        PACKED,
+        PACKED_PARTS,
         partial(fit_packed, "e2m3"),
         summary="compressed-tensors mxfp6-pack-quantized: E2M3 codes, an E8M0 exponent per 32 columns",
         usual_db=(27, 29),

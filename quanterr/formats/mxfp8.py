@@ -26,7 +26,8 @@ from quanterr.kernel.levels import E4M3
 
 BLOCK = 32
 LABELS = FP8_LABELS | MXFP8_LABELS
-IN_ROWS = ("modelopt", "compressed-tensors", "fp8", "mxfp8", "quark")  # methods whose loaders read scales in rows
+# Values of quant_method whose loaders read the scales row by row.
+METHODS_WITH_ROW_ORDER = ("modelopt", "compressed-tensors", "fp8", "mxfp8", "quark")
 NEEDS = {
     "codes": PartSpec(("{weight}",), frozenset({"F8_E4M3"})),
     "scale": PartSpec(("{weight}_scale", "{weight}_scale_inv"), frozenset({"U8", "F8_E8M0"})),
@@ -45,7 +46,7 @@ def fit(parts: Parts) -> Weight | None:
     comfy_format, warnings = check_labels(parts, LABELS)
     if comfy_format is not None:
         layouts = layouts[::-1]  # tiles first
-    declared = None if comfy_format else find_declared_method(parts.hints.config, *IN_ROWS)
+    declared = None if comfy_format else find_declared_method(parts.hints.config, *METHODS_WITH_ROW_ORDER)
     padded = fit_padded(parts, codes.shape, BLOCK)
     alternatives = [
         parts.weight(

@@ -37,7 +37,7 @@ from functools import partial
 from quanterr.checkpoints import Entry
 from quanterr.formats.base import Chunk, Decoder, Format, FormatMismatch, Parts, PartSpec, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.nunchaku_order import CODES, DOWN, OF_BYTES, OF_EXPONENTS, OF_ROWS, TILE, UP
+from quanterr.formats.shared.nunchaku_order import BYTE_TILES, CODES, DOWN, EXPONENT_TILES, NUMBER_TILES, TILE, UP
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.decoder import LowRank
 from quanterr.kernel.grid import E8M0, Grid
@@ -48,13 +48,13 @@ from quanterr.util import strict_json
 from quanterr.util.text import display
 
 HALVES = frozenset({"BF16", "F16"})
-ONE = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
+ONE_BYTES = {"BF16": b"\x80\x3f", "F16": b"\x00\x3c"}
 GROUPS = {"int4": 64, "nvfp4": 16, "mxfp4": 32}
-OF_SCALES = {"F8_E4M3": "nvfp4", "U8": "mxfp4"}  # dtype of scales → codes; of others, int4
+CODES_BY_SCALE_DTYPE = {"F8_E4M3": "nvfp4", "U8": "mxfp4"}  # dtype of scales → codes; of others, int4
 NAMES = {"int4": ("int4",), "fp4_e2m1_all": ("nvfp4", "mxfp4")}  # names in quantization_config
 
 # Fused projections, and the projection that consumes their V rows; relative to the name of the block.
-BEFORE = {
+VALUE_CONSUMERS = {
     "qkv_proj": ("out_proj",),
     "qkv_proj_context": ("out_proj_context",),
     "to_qkv": ("to_out.0", "to_out"),
@@ -64,7 +64,7 @@ BEFORE = {
 
 NEEDS = {
     "codes": PartSpec(("{module}.qweight",), frozenset({"I8"})),
-    "scale": PartSpec(("{module}.wscales",), HALVES | OF_SCALES.keys()),
+    "scale": PartSpec(("{module}.wscales",), HALVES | CODES_BY_SCALE_DTYPE.keys()),
     "smooth": PartSpec(("{module}.smooth", "{module}.smooth_factor"), HALVES),
     "down": PartSpec(("{module}.lora_down", "{module}.proj_down"), HALVES),
     "up": PartSpec(("{module}.lora_up", "{module}.proj_up"), HALVES),
@@ -86,7 +86,7 @@ class NunchakuLayout:
 
 def fit(codes: str, parts: Parts) -> Weight | None:
     """Return the weight, without its padding, if its codes are of this kind."""
-    if codes != OF_SCALES.get(parts["scale"].dtype, "int4"):
+    if codes != CODES_BY_SCALE_DTYPE.get(parts["scale"].dtype, "int4"):
         return None
     layout = _fit_layout(codes, parts)
     declared = f"{codes} codes in fragments, a branch of rank {parts['down'].shape[1]}"
@@ -99,7 +99,7 @@ def fit(codes: str, parts: Parts) -> Weight | None:
         _read(parts, layout),
         code_bits=4,
         levels=INT4 if codes == "int4" else E2M1,
-        uniform_bits=None,  # the product takes errors of codes away
+        uniform_bits=None,  # the low-rank product corrects errors of codes
         block_size=(1, layout.group),
         evidence=(declared,),
         warnings=tuple(_find_doubts(codes, parts)),
@@ -143,14 +143,18 @@ def _fit_layout(codes: str, parts: Parts) -> NunchakuLayout:
 
 def _is_folded(smooth: Entry, smooth_orig: Entry | None) -> bool:
     """Return whether the layer was smoothed but the runtime does not smooth its input; both tensors are read."""
-    ones = ONE[smooth.dtype] * smooth.n
-    return smooth_orig is not None and smooth.read() == ones and smooth_orig.read() != ONE[smooth_orig.dtype] * smooth.n
+    ones = ONE_BYTES[smooth.dtype] * smooth.n
+    return (
+        smooth_orig is not None
+        and smooth.read() == ones
+        and smooth_orig.read() != ONE_BYTES[smooth_orig.dtype] * smooth.n
+    )
 
 
 def _find_v_factors(parts: Parts, padded: Padded) -> Entry | None:
     """Return the factors folded into the V rows of this fused projection; None if there are none."""
     block, _, last = parts.name.removesuffix(".weight").rpartition(".")
-    for after in BEFORE.get(last, ()):
+    for after in VALUE_CONSUMERS.get(last, ()):
         stored = [
             next((entry for name in names if (entry := parts.checkpoint.get(f"{block}.{after}.{name}"))), None)
             for names in (("smooth", "smooth_factor"), ("smooth_orig", "smooth_factor_orig"))
@@ -184,7 +188,7 @@ def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:
     codes, padded, group = parts.codes, layout.padded, layout.group
     cols, rank = 2 * codes.shape[1], parts["up"].shape[1]
     levels = element_types.INT4 if group == GROUPS["int4"] else element_types.E2M1
-    order, of_scales = {16: (OF_BYTES, element_types.E4M3), 32: (OF_EXPONENTS, E8M0), 64: (OF_ROWS, ())}[group]
+    order, of_scales = {16: (BYTE_TILES, element_types.E4M3), 32: (EXPONENT_TILES, E8M0), 64: (NUMBER_TILES, ())}[group]
     scale = Grid(parts["scale"], parts["scale"].shape[0], group, levels=of_scales, tiles=order)
     tensor_scale, row_scale = parts.get("tensor_scale"), parts.get("row_scale")
     decoder = Decoder(
@@ -196,12 +200,12 @@ def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:
         read=Grid(codes, cols, 1, key="codes", tiles=CODES, levels=levels),
     )
     if row_scale:
-        of_rows = Grid(row_scale, key="row_scale", tiles=OF_ROWS)
+        of_rows = Grid(row_scale, key="row_scale", tiles=NUMBER_TILES)
         decoder = Decoder(codes, padded.stored_cols, scale=of_rows, group=group, read=Nested(decoder))
     decoder.low_rank = LowRank(
         Grid(parts["up"], rank, key="up", tiles=UP),
         Grid(parts["down"], rank, key="down", tiles=DOWN),
-        Grid(parts["smooth_orig" if layout.folded else "smooth"], key="smooth", tiles=OF_ROWS),
+        Grid(parts["smooth_orig" if layout.folded else "smooth"], key="smooth", tiles=NUMBER_TILES),
         layout.folded,
     )
     if layout.v_factors:
@@ -212,7 +216,7 @@ def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:
 
 def _read_v_factors(entry: Entry, n: int, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the factors of a chunk's rows, (r, 1) float32: ones for the first 2 ``n``, which are not V's."""
-    factors = Grid(entry, key="v_factors", tiles=OF_ROWS)(Chunk(0, n, 0, 1), workspace)
+    factors = Grid(entry, key="v_factors", tiles=NUMBER_TILES)(Chunk(0, n, 0, 1), workspace)
     return torch.cat([factors.new_ones(2 * n, 1), factors])[chunk.row : chunk.stop_row]
 
 

@@ -29,7 +29,7 @@ from quanterr.formats.base import (
     Weight,
     Workspace,
 )
-from quanterr.formats.shared.adanorm_rows import count_parts_by_name, read_ordered_rows, stored_rows
+from quanterr.formats.shared.adanorm_rows import count_parts_by_name, find_stored_rows, read_ordered_rows
 from quanterr.formats.shared.padding import Padded, fit_padded, read_padded
 from quanterr.kernel.levels import uniform
 from quanterr.kernel.packing import CodePacking
@@ -80,7 +80,7 @@ def _read(parts: Parts, padded: Padded, interleaved: int) -> Decoder:
     of_weight = padded.rows, interleaved
 
     def read_codes(chunk: Chunk, workspace: Workspace) -> Tensor:
-        order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
+        order = find_stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
         # 64 columns of a row are stored together in 32 bytes, which are four 64-bit numbers.
         pieces = workspace.read_whole("fragments", parts.codes).view(torch.int64)
         pieces = pieces.view(-1, padded.stored_cols // GROUP, 4, 4)[:, chunk.col // GROUP : chunk.stop_col // GROUP]

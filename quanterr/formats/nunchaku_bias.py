@@ -17,8 +17,8 @@ from functools import partial
 
 from quanterr.formats.base import Chunk, Format, Parts, PartSpec, Values, Weight, Workspace
 from quanterr.formats.shared import element_types
-from quanterr.formats.shared.adanorm_rows import count_parts_by_name, stored_rows
-from quanterr.formats.shared.nunchaku_order import OF_ROWS, TILE
+from quanterr.formats.shared.adanorm_rows import count_parts_by_name, find_stored_rows
+from quanterr.formats.shared.nunchaku_order import NUMBER_TILES, TILE
 from quanterr.kernel.grid import Grid
 
 HALVES = frozenset({"BF16", "F16"})
@@ -56,10 +56,10 @@ def dequantize(parts: Parts, interleaved: int | None, chunk: Chunk, workspace: W
     """Return the stored numbers in order, (1, c)."""
     bias = parts.codes
     if interleaved is None:
-        values = Grid(bias, key="bias", tiles=OF_ROWS)(Chunk(0, bias.n, 0, 1), workspace).view(-1)
+        values = Grid(bias, key="bias", tiles=NUMBER_TILES)(Chunk(0, bias.n, 0, 1), workspace).view(-1)
     else:
         stored = workspace.read_whole("bias", bias)
-        values = stored[stored_rows(0, bias.n, bias.n, interleaved, stored.device)].float()
+        values = stored[find_stored_rows(0, bias.n, bias.n, interleaved, stored.device)].float()
         if interleaved > 1:  # these parts are scales, to which 1 was added
             values.view(interleaved, -1)[[1, interleaved - 2] if interleaved > 3 else [1]] -= 1
     return Values(values[chunk.col : chunk.stop_col].view(1, -1))

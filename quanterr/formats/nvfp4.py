@@ -37,7 +37,7 @@ from quanterr.kernel.levels import E2M1
 
 MULTIPLE = 16  # ComfyUI pads rows and columns to multiples of this
 BLOCK, WIDE_BLOCK = 16, 32  # columns that share a scale
-WIDE = "W4A8_NVFP4"  # the beginning of the quant_algo with wide blocks
+WIDE_BLOCK_ALGO = "W4A8_NVFP4"  # beginning of the quant_algo that has wide blocks
 
 
 def fit(parts: Parts) -> Weight | None:
@@ -116,7 +116,7 @@ def _declares_wide_blocks(declared: object) -> bool:
     """Return whether a configuration declares, for any layer, the wide blocks of ModelOpt's W4A8_NVFP4_FP8."""
     if not isinstance(declared, dict):
         return False
-    wide = declared.get("group_size") == WIDE_BLOCK or str(declared.get("quant_algo")).startswith(WIDE)
+    wide = declared.get("group_size") == WIDE_BLOCK or str(declared.get("quant_algo")).startswith(WIDE_BLOCK_ALGO)
     return wide or any(_declares_wide_blocks(value) for value in declared.values())
 
 

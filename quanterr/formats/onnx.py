@@ -42,9 +42,9 @@ from quanterr.util.text import display
 FLOATS = frozenset({"F32", "BF16", "F16"})
 ENDS = tuple(f"{{weight}}.onnx_{end}" for end in ("nbits", "codes", "inputs_first", "scale", "zero_point"))
 NBITS, CODES, INPUTS_FIRST, SCALE, ZERO_POINT = ENDS
-FEW = 1 << 12  # bytes of zero points that are read to find out whether all are zero
+MAX_ZERO_POINT_BYTES = 1 << 12  # larger tensors are not read to find out whether all zero points are 0
 INT2 = (0.0, 1.0, -2.0, -1.0)
-# Dtype → what each code stands for, its levels and its bits.
+# Dtype → the value of each code, its levels and its bits.
 ELEMENTS: dict[str, tuple[tuple[float, ...], Levels | None, int]] = {
     "U8": (list_integers(8), levels.uniform(8), 8),
     "I8": (INT8, levels.INT8, 8),
@@ -53,7 +53,7 @@ ELEMENTS: dict[str, tuple[tuple[float, ...], Levels | None, int]] = {
     "F4": (E2M1, levels.E2M1, 4),
     "I32": ((), None, 32),
 }
-PACKED = {  # bits, signed → the same
+PACKED_ELEMENTS = {  # bits, signed → the same
     (4, False): (list_integers(4), levels.uniform(4), 4),
     (4, True): (INT4, levels.INT4, 4),
     (2, False): (list_integers(2), levels.uniform(2), 2),
@@ -105,7 +105,9 @@ def fit_nbits(parts: Parts) -> Weight:
     rows = prod(shape[:-1])
     if group < 1 or codes.nbytes * 8 != rows * stored_cols * bits or stored_cols * bits % 8:
         raise FormatMismatch(f"{codes} does not hold {list(shape)} codes of {bits} bits in blocks of {group} columns")
-    element = PACKED.get((packed, fields.get("signed") is True), (list_integers(bits), levels.uniform(bits), bits))
+    element = PACKED_ELEMENTS.get(
+        (packed, fields.get("signed") is True), (list_integers(bits), levels.uniform(bits), bits)
+    )
     return _make(parts, shape, Blocks((rows, stored_cols), 1, group), element, 0 if packed else 1 << bits - 1)
 
 
@@ -125,7 +127,9 @@ def fit_linear(parts: Parts) -> Weight:
     """Return the weight of a DequantizeLinear, or of an operator with the same parts, in each possible orientation."""
     fields = _parse(parts.hints.metadata.get(parts.name, "{}"))
     shape, codes = _read_shape(fields), parts.codes
-    element = PACKED.get((_read(fields, "packed_bits", 0), fields.get("signed") is True)) or ELEMENTS.get(codes.dtype)
+    element = PACKED_ELEMENTS.get((_read(fields, "packed_bits", 0), fields.get("signed") is True)) or ELEMENTS.get(
+        codes.dtype
+    )
     if element is None:
         raise FormatMismatch(f"{codes} has codes of a type that no {fields.get('operator')} of weights has")
     if codes.nbytes * 8 != prod(shape) * element[2] or as_matrix(shape)[1] * element[2] % 8:
@@ -225,7 +229,7 @@ def _read_zero_point(entry: Entry, blocks: Blocks, table: tuple[float, ...], bit
     is_packed = entry.dtype in ("U8", "I8")
     if entry.nbytes != down * -(-across * bits // 8) if is_packed else entry.n not in (1, n):
         raise FormatMismatch(f"its zero point {entry} should have {n} numbers, codes of each row in whole bytes")
-    if entry.nbytes <= FEW and not any(entry.read()):
+    if entry.nbytes <= MAX_ZERO_POINT_BYTES and not any(entry.read()):
         return None, 0.0
     if n == 1 and is_packed and table:
         return None, table[entry.read()[0] & (1 << bits) - 1]

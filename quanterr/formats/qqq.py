@@ -23,7 +23,7 @@ from quanterr.formats.base import Decoder, Format, FormatMismatch, Parts, PartSp
 from quanterr.formats.shared import element_types
 from quanterr.formats.shared.column_groups import ColumnBlocks
 from quanterr.formats.shared.gptq_awq_common import WORDS
-from quanterr.formats.shared.marlin_order import OF_GROUPS, OF_ROWS
+from quanterr.formats.shared.marlin_order import GROUP_SCALE_TILES, ROW_SCALE_TILES
 from quanterr.kernel.grid import Grid
 from quanterr.kernel.interpreter import Nested
 from quanterr.kernel.levels import INT4
@@ -74,10 +74,10 @@ def _read(parts: Parts, blocks: ColumnBlocks, grouped: bool) -> Decoder:
     codes = parts.codes
     cols = COLS * codes.shape[0]
     code_grid = Grid(codes, cols, 1, key="codes", tiles=TILES[grouped])
-    channel = Grid(parts["channel"], tiles=OF_ROWS)
+    channel = Grid(parts["channel"], tiles=ROW_SCALE_TILES)
     if not grouped:
         return Decoder(codes, cols, levels=LEVELS[grouped], scale=channel, read=code_grid)
-    group = Grid(parts["group"], blocks.n, blocks.size, key="group", tiles=OF_GROUPS)
+    group = Grid(parts["group"], blocks.n, blocks.size, key="group", tiles=GROUP_SCALE_TILES)
     inner = Decoder(codes, cols, levels=LEVELS[grouped], scale=group, group=blocks.size, read=code_grid)
     return Decoder(codes, cols, scale=channel, read=Nested(inner, (-128, 127)))
 

@@ -43,7 +43,7 @@ DECLARED_BITS = {"int4": 4, "int2": 2, "qint4": 4, "qint2": 2}  # "weights" in q
 SCALE = PartSpec(("{weight}._scale",), FLOATS)
 INT8 = {"codes": PartSpec(("{weight}._data",), frozenset({"I8"})), "scale": SCALE}
 FLOAT8 = {"codes": PartSpec(("{weight}._data",), frozenset({"F8_E4M3", "F8_E5M2"})), "scale": SCALE}
-PACKED = {
+PACKED_PARTS = {
     "codes": PartSpec(("{weight}._data._data",), frozenset({"U8"})),
     "scale": SCALE,
     "shift": PartSpec(("{weight}._shift",), FLOATS | INTEGERS),
@@ -133,7 +133,7 @@ FORMATS = (
     ),
     Format(
         "quanto_int4",
-        PACKED,
+        PACKED_PARTS,
         partial(fit_packed, 4),
         summary="optimum-quanto: packed 4-bit codes, a scale and a shift for each group of columns",
         usual_db=(18, 20),
@@ -142,7 +142,7 @@ FORMATS = (
     ),
     Format(
         "quanto_int2",
-        PACKED,
+        PACKED_PARTS,
         partial(fit_packed, 2),
         summary="optimum-quanto: packed 2-bit codes, a scale and a shift for each group of columns",
         usual_db=(6, 8),

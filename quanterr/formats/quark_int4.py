@@ -41,7 +41,7 @@ NEEDS = {
     "scale": PartSpec(("{weight}_scale",), FLOATS),
     "zero_point": PartSpec(("{weight}_zero_point",), WORDS, optional=True),
 }
-TWICE = {
+TWO_SCALES = {
     "codes": PartSpec(("{weight}",), WORDS),
     "scale": PartSpec(("{weight}_scale_2",), FLOATS),
     "zero_point": PartSpec(("{weight}_zero_point_2",), WORDS, optional=True),
@@ -62,7 +62,7 @@ class WordCoding(NamedTuple):
 
     @property
     def zero_levels(self) -> tuple[float, ...]:
-        """The zero point that each code stands for, if it is not the code."""
+        """The zero point that each code means, if it is not the code itself."""
         return element_types.INT4 if self.signed else ()
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ Read = Callable[[Parts, ColumnBlocks, WordCoding], Decoder]
 
 
 def fit(parts: Parts) -> Weight:
-    """Return the weight, with the other readings that scale and configuration allow as alternatives."""
+    """Return the weight, with the other codings that scale and configuration allow as alternatives."""
     codes, scale, zero_point = parts.codes, parts["scale"], parts.get("zero_point")
     if len(codes.shape) != 2 or len(scale.shape) not in (1, 2):
         raise FormatMismatch(_describe_misfit(parts))
@@ -115,7 +115,7 @@ def _make_weight(parts: Parts, shape: tuple[int, int], blocks: ColumnBlocks, rea
             evidence=(f"{coding}, in {parts.codes}, scale {parts['scale']}",),
             warnings=blocks.warnings,
         )
-        for coding in _possible_codings(parts, dtype)
+        for coding in _list_possible_codings(parts, dtype)
     ]
     return alternatives[0].with_alternatives(alternatives[1:])
 
@@ -134,7 +134,7 @@ def _find_cols(parts: Parts, width: int) -> int:
     return shape[1] if shape and len(shape) == 2 and -(-shape[1] // 8) == width else 8 * width
 
 
-def _possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
+def _list_possible_codings(parts: Parts, dtype: object) -> list[WordCoding]:
     """Return the codings that the configuration allows, the likeliest first."""
     export = parts.hints.config.get("export")
     method = export.get("pack_method") if isinstance(export, dict) else None
@@ -168,7 +168,7 @@ FORMATS = (
     Format("quark_int4", NEEDS, fit, usual_db=(17, 22)),
     Format(
         "quark_int4_fp8",
-        TWICE,
+        TWO_SCALES,
         fit_twice,
         summary="AMD Quark INT4 of FP8: integers of 4 bits with a scale for each row, and one for all",
         usual_db=(10, 20),

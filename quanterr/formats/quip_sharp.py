@@ -46,13 +46,13 @@ FLOATS = frozenset({"F16", "BF16", "F32"})
 ONES = 0x11111111
 QUARTERS = 4  # vectors are multiples of 1/4
 UNIT = 64  # columns of a unit of codes
-AT_ONCE = 1 << 16  # elements rotated at a time, so that the buffers stay in the cache
+ELEMENTS_AT_ONCE = 1 << 16  # elements rotated at a time, so that the buffers stay in the cache
 NORM_12 = (  # the 29 vectors of squared length 12, doubled
     "31113333 13113333 11313333 11133333 33313311 33313131 33311331 33313113 33311313 33311133 "
     "33133311 33133131 33131331 33133113 33131313 33131133 31333311 31333131 31331331 31333113 "
     "31331313 13331133 13333311 13333131 13331331 13333113 13331313 11331333 33113331"
 )
-OF_WHICH_ROWS = "the rows of its fuse_scales are known only from an original that stores the layers separately"
+UNKNOWN_FUSED_ROWS = "the rows of its fuse_scales are known only from an original that stores the layers separately"
 SPREAD = (0, 2, 4, 6, 1, 3, 5, 7)  # column of a vector that each sign bit belongs to
 NEEDS = {
     "codes": PartSpec(("{module}.Qidxs",), frozenset({"I64"})),
@@ -91,7 +91,7 @@ class QuipLayout(NamedTuple):
     @property
     def cols_at_once(self) -> int:
         """The number of columns that are rotated at a time, so that the buffers stay in the cache."""
-        return UNIT * max(AT_ONCE // (UNIT * self.rows), 1)
+        return UNIT * max(ELEMENTS_AT_ONCE // (UNIT * self.rows), 1)
 
 
 def fit(parts: Parts) -> Weight:
@@ -122,7 +122,7 @@ def fit(parts: Parts) -> Weight:
         (rows, cols),
         partial(dequantize, parts, QuipLayout(rows, cols, codebook.bits, residual)),
         code_bits=codebook.bits,
-        refusal=OF_WHICH_ROWS if parts.get(FUSED) else None,
+        refusal=UNKNOWN_FUSED_ROWS if parts.get(FUSED) else None,
         evidence=(f"QuIP#, codebook {codebook.name}",),
         warnings=check_quant_method(parts, "quip_sharp", "quip#", "quip"),
     )

@@ -1,4 +1,4 @@
-"""The reader of values and scales: the few rows of weights that are read beside the pass over all of them."""
+"""The reader of values and scales: it reads the few rows that checks need besides the pass over all values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
 from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
-FIRST_ROWS = 1 << 18  # usual number of elements in a sample of first rows
+FIRST_ROWS = 1 << 18  # default number of elements in a sample of first rows
 Weights = tuple[Weight, Weight]  # the original's and the quantized one
 
 
@@ -58,7 +58,7 @@ class Reader:
         return x, y
 
     def read_first_rows(self, weight: Weight, elements: int = FIRST_ROWS) -> Tensor:
-        """Return the first rows, at most ``elements`` elements, or a piece of the first row, (r, c) float64."""
+        """Return the first rows, at most ``elements`` elements, or a part of the first row, (r, c) float64."""
         rows, cols = weight.matrix
         if cols >= elements:
             return self.read(weight, Chunk(0, 1, 0, elements)).double()

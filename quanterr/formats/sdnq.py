@@ -75,15 +75,15 @@ NEEDS = {
     "svd_down": PartSpec(("{module}.svd_down",), FLOATS, optional=True),
 }
 NAME = re.compile(r"float([2-8])_e(\d)m(\d)fn(u?)(?:_sdnq)?")
-SHORT = {  # exponent bits of fpN and ufpN
+EXPONENT_BITS = {  # exponent bits of fpN and ufpN
     "": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3},
     "u": {2: 1, 3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4},
 }
 LEVELS = {"I8": element_types.INT8, "F8_E4M3": element_types.E4M3, "F8_E5M2": element_types.E5M2}
-STORED = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
+STORED_TYPES = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
 CODEBOOKS = tuple((1 << bits,) for bits in range(2, 9))  # last axes of tables of values
 HADAMARD = 256  # default number of columns that are rotated together
-MIN_ROTATION = 4  # fewest columns that are rotated
+MIN_ROTATION = 4  # minimum number of columns that are rotated together
 
 
 class NumberType(NamedTuple):
@@ -117,7 +117,7 @@ def _parse_number_type(name: str) -> NumberType | None:
         return NumberType(name, int(match[2]), match[1] == "u")
     if match := re.fullmatch(r"(u?)fp([2-8])", name):
         bits, unsigned = int(match[2]), match[1] == "u"
-        exponent = SHORT[match[1]].get(bits, 0)
+        exponent = EXPONENT_BITS[match[1]].get(bits, 0)
         return NumberType(name, bits, unsigned, exponent) if exponent else None
     match = NAME.fullmatch(name)
     if match is None:
@@ -140,7 +140,7 @@ def fit(parts: Parts) -> Weight | None:
     """Return the weight with the declared number type; if undeclared, all types of its bits are alternatives."""
     settings = _read_settings(parts)
     _refuse_settings(settings)
-    declared = _declared_number_type(parts, settings)
+    declared = _read_declared_number_type(parts, settings)
     if settings.get("use_codebook") or (not settings and _is_codebook(parts["scale"])):
         return _fit_codebook(parts, settings, declared)
     layout = _fit_layout(parts, declared.bits if declared else None)
@@ -151,7 +151,7 @@ def fit(parts: Parts) -> Weight | None:
         return None  # left to the formats of shared/scale_grid.py
     if declared and codes.dtype == "U8" and (declared.unsigned, declared.bits) != (unsigned, layout.bits):
         raise FormatMismatch(f"config.json declares {declared.name}, but {_describe_parts(parts)} do not fit")
-    codings = [declared] if declared else _possible_number_types(layout.bits, unsigned)
+    codings = [declared] if declared else _list_possible_number_types(layout.bits, unsigned)
     alternatives = [
         _make_weight(parts, layout, coding, rotation) for coding in (codings if codes.dtype == "U8" else [None])
     ]
@@ -210,11 +210,11 @@ def _refuse_settings(settings: JsonFields) -> None:
             )
 
 
-def _declared_number_type(parts: Parts, settings: JsonFields) -> NumberType | None:
+def _read_declared_number_type(parts: Parts, settings: JsonFields) -> NumberType | None:
     if not settings:
         return None
     name = str(settings.get("weights_dtype"))
-    if STORED.get(parts.codes.dtype) == STORED.get(name, name):
+    if STORED_TYPES.get(parts.codes.dtype) == STORED_TYPES.get(name, name):
         return NumberType(name, 8, unsigned=False)
     coding = _parse_number_type(name)
     if coding is None or parts.codes.dtype != "U8":
@@ -305,10 +305,10 @@ def _describe_parts(parts: Parts) -> str:
     return " and ".join(str(entry) for role, entry in parts.entries.items() if role in ("codes", "scale", "zero_point"))
 
 
-def _possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
+def _list_possible_number_types(bits: int, unsigned: bool) -> list[NumberType]:
     """Return all number types with this many bits, the likeliest first."""
     letter = "u" if unsigned else ""
-    usual = SHORT[letter].get(bits)
+    usual = EXPONENT_BITS[letter].get(bits)
     exponents = sorted(range(1, min(bits - (not unsigned), 5) + 1), key=lambda n: n != usual)
     floats = [
         NumberType(f"float{bits}_e{n}m{bits - n - (not unsigned)}fn{letter}", bits, unsigned, n)
@@ -324,7 +324,7 @@ def _make_weight(parts: Parts, layout: SdnqLayout, coding: NumberType | None, ro
     levels = None if layout.codebook else coding.levels if coding else OF_DTYPE[parts.codes.dtype]
     scale = None if layout.codebook else parts["scale"]
     check_width(parts, layout.shape)
-    name = coding.name if coding else STORED[parts.codes.dtype]
+    name = coding.name if coding else STORED_TYPES[parts.codes.dtype]
     low_rank = _fit_low_rank(parts, layout) if parts.get("svd_up") else None
     branch = Branch(partial(low_rank.read_factors, layout.shape, rotation)) if low_rank else None
     described = f"SDNQ {name} in {parts.codes}, scale {parts['scale']}"

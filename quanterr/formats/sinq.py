@@ -105,9 +105,9 @@ def fit(parts: Parts) -> Weight:
 
 
 def _read_layout(parts: Parts) -> SinqLayout:
-    meta = as_object(as_object(as_object(parts.hints.config.get(SINQ_CONFIG)).get(_module(parts))).get("meta"))
+    meta = as_object(as_object(as_object(parts.hints.config.get(SINQ_CONFIG)).get(_name_module(parts))).get("meta"))
     if not meta:
-        raise FormatMismatch(f"{SINQ_CONFIG} does not describe {display(_module(parts))}: its method is unknown")
+        raise FormatMismatch(f"{SINQ_CONFIG} does not describe {display(_name_module(parts))}: its method is unknown")
     packing, method, shape, size = (meta.get(key) for key in ("packing", "method", "shape", "group_size"))
     if not isinstance(packing, str) or packing not in PACKINGS:
         raise FormatMismatch(f"its packing {display(str(packing))} is not one of {', '.join(PACKINGS)}")
@@ -123,12 +123,12 @@ def _read_layout(parts: Parts) -> SinqLayout:
     return SinqLayout((rows, cols), size, Planes(parts.codes, itemsize, bits, shifts), table)
 
 
-def _module(parts: Parts) -> str:
+def _name_module(parts: Parts) -> str:
     return parts.name.removesuffix(WEIGHT_SUFFIX)
 
 
 def _check_numbers(parts: Parts, name: str, groups: int) -> None:
-    """Check the numbers of groups: stored as they are, or as bytes with steps and least numbers."""
+    """Check the numbers of groups: stored as they are, or as bytes with steps and minima."""
     plain, (codes, step, minimum) = parts.get(name), (parts.get(f"{name}.{part}") for part in "xsm")
     if plain and not codes:
         fits = plain.shape == (groups, 1) or (name == "zero" and plain.n == 1)
@@ -156,7 +156,7 @@ def _read(parts: Parts, layout: SinqLayout) -> Decoder:
 
 
 def _read_numbers(parts: Parts, name: str, across: int, size: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Return the scales or zero points of a chunk that are bytes with steps and least numbers, (r, groups) float32."""
+    """Return the scales or zero points of a chunk that are bytes with steps and minima, (r, groups) float32."""
     codes, step, minimum = (parts[f"{name}.{part}"] for part in "xsm")
     numbers = workspace.read(f"{name}.x", codes, chunk.row * across, (chunk.shape[0], across)).float()
     groups = torch.arange(chunk.row * across, chunk.stop_row * across, device=workspace.device).view(numbers.shape)

@@ -31,7 +31,7 @@ from quanterr.formats.shared.custom import Custom, Stored
 from quanterr.lazy_torch import Tensor, torch
 
 TILE, BITS = 16, 3
-CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bit offsets of the codes, and of a piece of ss … zz
+CODES_AT, RECORD_AT = 2 * BITS, (2 + TILE) * BITS  # bit offsets of the codes, and of a part of ss … zz
 CONFIG = {"bits": BITS, "beta1": TILE, "beta2": TILE}
 NEEDS = {
     "codes": PartSpec(("{module}.dense_weights",), frozenset({"I64"})),

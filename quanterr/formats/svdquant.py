@@ -45,7 +45,7 @@ LABELS = frozenset({"svdquant_w4a4"})
 GROUP = 64
 TILE_ROWS, INTERLEAVED = 128, 4
 TILE = (TILE_ROWS // INTERLEAVED, INTERLEAVED * GROUP // 2)
-TILES, OF_ROWS = Tiles("R C a32 b4 d32 n2", "Rab", "Cdn", 4), Tiles("R C a128", "Ra", "C")
+TILES, ROW_SCALE_TILES = Tiles("R C a32 b4 d32 n2", "Rab", "Cdn", 4), Tiles("R C a128", "Ra", "C")
 BASES = {None: False, "raw": False, "post_smoothing": True}
 NEEDS = {
     "codes": PartSpec(("{weight}",), INT8),
@@ -80,7 +80,7 @@ def fit(parts: Parts) -> Weight:
         _read(parts, padded, low_rank),
         code_bits=4,
         levels=INT4,
-        uniform_bits=None,  # the branch takes errors of codes away
+        uniform_bits=None,  # the low-rank product corrects errors of codes
         block_size=(1, GROUP),
         branch=Branch(partial(low_rank.read_factors, (padded.rows, padded.cols), 0), parts["smooth"]),
         evidence=(
@@ -120,7 +120,7 @@ def _read(parts: Parts, padded: Padded, low_rank: LowRank) -> Decoder:
     if len(codes.shape) == 4:
         code_grid = Grid(codes, cols, 1, key="codes", tiles=TILES, levels=element_types.INT4)
         decoder = Decoder(
-            codes, cols, scale=replace(scale, tiles=OF_ROWS), group=GROUP, read=code_grid, low_rank=low_rank
+            codes, cols, scale=replace(scale, tiles=ROW_SCALE_TILES), group=GROUP, read=code_grid, low_rank=low_rank
         )
     else:
         scale = replace(scale, turned=True)
@@ -129,7 +129,7 @@ def _read(parts: Parts, padded: Padded, low_rank: LowRank) -> Decoder:
 
 
 def _fit_low_rank(parts: Parts, rank: int) -> LowRank:
-    tiles = OF_ROWS if len(parts.codes.shape) == 4 else None
+    tiles = ROW_SCALE_TILES if len(parts.codes.shape) == 4 else None
     up, down = Grid(parts["up"], rank, key="up", tiles=tiles), Grid(parts["down"], rank, key="down")
     return LowRank(up, down, Grid(parts["smooth"], key="smooth"), _smooths_branch(parts))
 

@@ -51,7 +51,7 @@ from quanterr.formats.shared.microscaling import (
 from quanterr.formats.shared.padding import check_width, fit_unpadded
 from quanterr.formats.shared.pre_quant_scale import fit_pre_scale
 from quanterr.formats.shared.scale_grid import fit_grid, read_grid
-from quanterr.formats.shared.swizzled_scales import SWIZZLED, TILE_COLS, TILE_ROWS
+from quanterr.formats.shared.swizzled_scales import SWIZZLED_TILES, TILE_COLS, TILE_ROWS
 from quanterr.formats.shared.torchao_header import Description, parse_description, read_block_size
 from quanterr.kernel.grid import E8M0, Grid
 from quanterr.kernel.levels import OF_DTYPE, signed_bytes
@@ -141,7 +141,7 @@ def _fit_integers(parts: Parts, declared: Description) -> Weight:
 
 
 def _read_integers(parts: Parts, group: int, per_tensor: bool, counted: bool) -> Decoder:
-    """Return the decoder of INT8 codes with a scale and perhaps a zero point for each group, or one for all (``one``).
+    """Return the decoder of INT8 codes with a scale and perhaps a zero point for each group, or one (``per_tensor``).
 
     If ``counted``, codes at either end of their range are counted.
     """
@@ -225,7 +225,7 @@ def _fit_microscaled(
         raise FormatMismatch(
             f"its scale {scale} should have {count(stored, 'number')}, {way}: one per {block} columns of {list(shape)}"
         )
-    scales = Grid(scale, blocks, block, levels=levels, tiles=SWIZZLED if tiled else None)
+    scales = Grid(scale, blocks, block, levels=levels, tiles=SWIZZLED_TILES if tiled else None)
     scales = multiply_scales(scales, parts.get("per_tensor_scale"), shape[-2])
     return parts.weight(
         shape,

@@ -6,9 +6,10 @@ from statistics import NormalDist
 
 from quanterr.formats.base import Format, Weight
 
-WIDE_DB = 10  # a row that declares a wider range stands for codes of several sizes
-LARGEST_GROUP = 256  # elements; above, outliers decide
-# What real weights have less, or more, than normal ones: all-MiniLM-L6-v2 and SmolLM2-135M, and models of the tests.
+WIDE_DB = 10  # a row that declares a wider range is for codes of several sizes
+LARGEST_GROUP = 256  # elements that share a scale: in larger groups, outliers decide
+# dB by which real weights are below, or above, normally distributed ones: measured with all-MiniLM-L6-v2,
+# SmolLM2-135M and models of the tests.
 BELOW_DB, BELOW_OF_ROWS_DB, ABOVE_DB = 3, 9, 2
 
 

@@ -60,7 +60,9 @@ def dequantize(parts: Parts, chunk: Chunk, workspace: Workspace) -> Values:
     entry = parts["codes"]
     first = chunk.row * parts.matrix[1] + chunk.col
     stored = workspace.read("stored", entry, first, chunk.shape)
-    integers = stored.view(getattr(torch, f"int{8 * min(stored.dtype.itemsize, 4)}"))  # float64 holds these exactly
+    integers = stored.view(
+        getattr(torch, f"int{8 * min(stored.dtype.itemsize, 4)}")
+    )  # float64 represents these integers exactly
     return Values(integers.double())
 
 

@@ -49,8 +49,9 @@ SHORTS = frozenset({"I16", "U16"})
 INTEGERS = SHORTS | {"I32"}
 MASKS = {"I16": 0xFFFF, "U16": 0xFFFF, "I32": 0xFFFFFFFF, "I64": -1}  # stored integers are unsigned
 WORD = 32
-SUPPORTED = {"norm_dim": 0, "vector_quant_dim": "out"}  # settings of config.json, each with its only supported value
-REQUIRED_BY = {  # setting of config.json, and the part that it requires
+# Settings of config.json, each with its only supported value.
+SUPPORTED_SETTINGS = {"norm_dim": 0, "vector_quant_dim": "out"}
+REQUIRED_PARTS = {  # setting of config.json, and the part that it requires
     "enable_norm": "scale",
     "enable_perm": "order",
     "outlier_size": "outlier_indices",
@@ -97,7 +98,7 @@ def fit(parts: Parts) -> Weight:
     """Return the weight with the shape that the original or config.json gives."""
     settings = _read_settings(parts)
     rows, cols = _find_shape(parts, settings)
-    for name, value in SUPPORTED.items():
+    for name, value in SUPPORTED_SETTINGS.items():
         if settings.get(name, value) != value:
             raise FormatMismatch(
                 f"config.json declares {name} {settings[name]}, but only VPTQ with {value} is supported"
@@ -139,7 +140,7 @@ def _read_settings(parts: Parts) -> JsonFields:
 
 def _check_declared_parts(parts: Parts, settings: JsonFields) -> None:
     """Check that exactly the parts that config.json declares are stored: a missing part would change the weight."""
-    for name, role in REQUIRED_BY.items():
+    for name, role in REQUIRED_PARTS.items():
         declared, stored = settings.get(name), parts.get(role) is not None
         number = (
             declared[1] if isinstance(declared, list) and len(declared) == 2 else declared
@@ -179,10 +180,10 @@ def _fit_layout(parts: Parts, settings: JsonFields, rows: int, cols: int) -> Vpt
     books = [centroids, res_centroids] if res_centroids else [centroids]
     layouts = [
         fitting
-        for fitting in _possible_codebooks(indices, rows, groups, books, _declared_rows(settings, 1))
+        for fitting in _list_possible_codebooks(indices, rows, groups, books, _read_declared_rows(settings, 1))
         if not packed or indices.shape[2] == -(-group_cols * sum(book.bits for book in fitting) // WORD)
     ]
-    main, *residual = _pick_only(layouts, indices, rows, _declared_rows(settings, 1))
+    main, *residual = _pick_only(layouts, indices, rows, _read_declared_rows(settings, 1))
     if parts.get("res_indices") and parts["res_indices"].shape != indices.shape:
         raise FormatMismatch(f"{parts['res_indices']} should have the shape of {indices}")
     return VptqLayout(rows, cols, group_cols, main, residual[0] if residual else None, outliers)
@@ -194,18 +195,18 @@ def _fit_outliers(parts: Parts, settings: JsonFields, rows: int) -> VectorCodebo
         return None
     if len(indices.shape) != 3 or indices.shape[0] != 1 or not indices.n:
         raise FormatMismatch(f"outlier indices are (1, vectors, columns), not {indices}")
-    layouts = _possible_codebooks(indices, rows, 1, [parts["outlier_centroids"]], _declared_rows(settings, 0))
-    return _pick_only(layouts, indices, rows, _declared_rows(settings, 0))[0]
+    layouts = _list_possible_codebooks(indices, rows, 1, [parts["outlier_centroids"]], _read_declared_rows(settings, 0))
+    return _pick_only(layouts, indices, rows, _read_declared_rows(settings, 0))[0]
 
 
-def _declared_rows(settings: JsonFields, place: int) -> int | None:
+def _read_declared_rows(settings: JsonFields, place: int) -> int | None:
     """Return the rows per vector that config.json declares, where vector_lens is [outliers, others]."""
     lens = settings.get("vector_lens")
     declared = lens[place] if isinstance(lens, list) and len(lens) == 2 else None
     return declared if isinstance(declared, int) and declared > 0 else None
 
 
-def _possible_codebooks(
+def _list_possible_codebooks(
     indices: Entry, rows: int, groups: int, books: list[Entry], declared: int | None
 ) -> Iterator[tuple[VectorCodebook, ...]]:
     """Yield the codebooks that each vector length implies, if it fits the rows and shapes."""

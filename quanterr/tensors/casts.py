@@ -10,7 +10,7 @@ y may come from x in three ways:
     x → 16 bits → y   tools load models in BF16 or F16 and store them in another dtype: then all of y fits those 16 bits
     y → x             the original is the cast: the quantizer worked from numbers with more digits
 
-Truncation or stochastic rounding leaves the other neighbour instead: at most a step away.
+Truncation or stochastic rounding can give the other neighbour, which is at most a step away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import find_dtype
 
 HALVES = ("BF16", "F16")  # dtypes in which tools load models
-ROUNDED = 2.0**-21  # relative error of float32 arithmetic on stored numbers, exp included
+FLOAT32_ERROR = 2.0**-21  # relative error of float32 arithmetic on stored numbers, exp included
 
 
 class Copy(StrEnum):
@@ -54,7 +54,7 @@ class CastTest:
         if x != y:
             ways.append(_Way(x, x, back=True))
         self._found = dict.fromkeys(ways, Copy.SAME)
-        self._tolerance = ROUNDED if computed else 0.0
+        self._tolerance = FLOAT32_ERROR if computed else 0.0
 
     @property
     def result(self) -> Copy:
@@ -93,7 +93,7 @@ class CastTest:
 
 
 def least_normal(original: str, quantized: str) -> float:
-    """Return the smallest normal number of F16 for casts to F16, which often go below it; 0 for others."""
+    """Return the smallest normal number of F16 for casts to F16, where weights are often smaller; 0 for others."""
     return torch.finfo(torch.float16).smallest_normal if quantized == "F16" != original else 0.0
 
 
@@ -107,5 +107,5 @@ def rounds_to_nearest(original: str, quantized: str, relative_max: float) -> boo
 
 
 def find_narrowest(dtypes: set[str]) -> str:
-    """Return the float dtype with the fewest digits."""
+    """Return the float dtype with the smallest number of digits."""
     return max(dtypes, key=lambda dtype: torch.finfo(find_dtype(dtype)).eps, default="F32")

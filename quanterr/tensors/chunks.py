@@ -17,7 +17,7 @@ from typing import NamedTuple, overload
 # of some forty operations; on a GPU a chunk should hide the launches.
 CPU_CHUNK = 1 << 19
 DEVICE_CHUNK = 1 << 23
-LEAST_DEVICE_CHUNK = 1 << 21  # if the device's memory is short: 8 MiB of float32
+LEAST_DEVICE_CHUNK = 1 << 21  # minimum where the device's memory is short: 8 MiB of float32
 
 KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolution, not stacked experts
 
@@ -25,7 +25,7 @@ KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolutio
 class Chunk(NamedTuple):
     """Rows ``row:stop_row`` and columns ``col:stop_col``.
 
-    A chunk that is read in one go consists of whole rows or of a piece of one row; a chunk of a block may have any
+    A chunk that is read in one go consists of whole rows or of a part of one row; a chunk of a block may have any
     columns.
     """
 

@@ -12,7 +12,7 @@ from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES
 from quanterr.util.processes import this_process
 from quanterr.util.text import count, display
 
-NEEDED = ("float64", "float8_e4m3fn")  # sums are float64, and FP8 codes are decoded by torch's own cast
+NEEDED_DTYPES = ("float64", "float8_e4m3fn")  # sums are float64, and FP8 codes are decoded by torch's own cast
 
 
 def check_name(name: str) -> None:
@@ -54,7 +54,7 @@ def _find_accelerator() -> str | None:
 
 def _find_missing(device: torch.device) -> str:
     """Return the name of a dtype that the device lacks; an empty string if it has all that are needed."""
-    for dtype in () if device.type in ("cpu", "cuda") else NEEDED:  # these two have all
+    for dtype in () if device.type in ("cpu", "cuda") else NEEDED_DTYPES:  # these two have all
         try:
             torch.zeros(1, device=device).to(getattr(torch, dtype)).float()
         except torch.OutOfMemoryError:

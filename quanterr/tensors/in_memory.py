@@ -1,4 +1,4 @@
-"""Checkpoints of tensors in memory: a state dict, or a model, which states its own."""
+"""Checkpoints of tensors in memory: a state dict, or a model, whose ``state_dict()`` gives them."""
 
 import os
 from bisect import bisect_right
@@ -22,8 +22,8 @@ from quanterr.util.strict_json import JsonObject
 from quanterr.util.text import display
 
 KIND = "memory"
-KEPT = 2  # dequantized tensors
-HASHED = 1 << 26  # bytes hashed at once
+MAX_KEPT_TENSORS = 2  # dequantized tensors that a file keeps for the next read
+BYTES_HASHED_AT_ONCE = 1 << 26
 # Dtype of torch → its name in a safetensors header. By text, as older versions of torch lack some.
 DTYPES = {
     "torch.bool": "BOOL",
@@ -50,7 +50,7 @@ DTYPES = {
 
 @runtime_checkable
 class Model(Protocol):
-    """A model that states its tensors, as torch.nn.Module does."""
+    """An object with a ``state_dict()``, such as a torch.nn.Module."""
 
     def state_dict(self) -> "Mapping[str, Tensor]":
         """Return its tensors by name."""
@@ -62,7 +62,7 @@ Side: TypeAlias = Opened | Tensors
 
 
 class _Part(NamedTuple):
-    """A tensor as it is read."""
+    """A tensor, and the function that returns its values."""
 
     source: Tensor
     read: "Callable[[], Tensor]"  # returns a tensor of the entry's dtype and shape
@@ -124,7 +124,7 @@ class TensorsFile(CheckpointFile):
                     said, is_ = (f"{checked.dtype} {list(checked.shape)}" for checked in (tensor, dequantized))
                     raise CheckpointError(f"{self}: {display(name)}: is {said}, but dequantizes to {is_}")
             self._recent[name] = dequantized  # the last one
-            if len(self._recent) > KEPT:
+            if len(self._recent) > MAX_KEPT_TENSORS:
                 del self._recent[next(iter(self._recent))]
         return dequantized
 
@@ -166,8 +166,8 @@ class TensorsFile(CheckpointFile):
     def tag(self) -> str:
         """The SHA-256 of all bytes."""
         digest = sha256()
-        for offset in range(0, self.size, HASHED):
-            digest.update(self.read(offset, min(HASHED, self.size - offset)))
+        for offset in range(0, self.size, BYTES_HASHED_AT_ONCE):
+            digest.update(self.read(offset, min(BYTES_HASHED_AT_ONCE, self.size - offset)))
         return digest.hexdigest()
 
     def will_need(self, offset: int, n: int) -> None:

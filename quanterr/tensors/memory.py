@@ -1,4 +1,4 @@
-"""Memory of tensors: its bytes, its size, and that of whole weights, which come and go all the time."""
+"""Memory of tensors: views of bytes, sizes of buffers, and room for whole weights, which is often freed again."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from math import prod
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.util.platform import allocate_pages
 
-WEIGHT = 1 << 20  # bytes; larger weights get pages of their own
+MIN_PAGED_BYTES = 1 << 20  # weights of this size and above get separate pages
 
 
 def room_for_weight(shape: tuple[int, int], device: torch.device) -> Tensor:
     """Return an uninitialized float32 tensor.
 
-    A large tensor on the CPU gets pages of its own, so that freeing it leaves no hole between other blocks. They are
+    A large tensor on the CPU gets separate pages, so that freeing it leaves no hole between other blocks. They are
     huge pages, which the system provides faster.
     """
     n_bytes = 4 * prod(shape)
-    if device != torch.device("cpu") or n_bytes < WEIGHT:
+    if device != torch.device("cpu") or n_bytes < MIN_PAGED_BYTES:
         return torch.empty(shape, dtype=torch.float32, device=device)
     try:
         pages = allocate_pages(n_bytes)

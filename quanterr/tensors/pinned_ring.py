@@ -1,4 +1,4 @@
-"""The way of bytes from files to an accelerator: several threads read pieces into pinned slots, which streams copy.
+"""Copies from files to an accelerator: several threads read into pinned slots of memory, which streams copy.
 
 One thread reads from the system's cache at a fraction of the rate at which an accelerator takes bytes from pinned
 memory. The slots form a ring: while one is copied, the next are filled.
@@ -72,7 +72,7 @@ class PinnedRing:
                 self._free.put(slot)
 
     def _fill(self, memory: memoryview, begin: int, read: Read, piece: int) -> None:
-        """Fill memory with the bytes from ``begin`` on: the first piece in this thread, others in the readers."""
+        """Fill memory with the bytes from ``begin`` on: ``piece`` bytes in this thread, the rest in the readers."""
         others = [
             self._readers.submit(read, memory[at : at + piece], begin + at) for at in range(piece, len(memory), piece)
         ]

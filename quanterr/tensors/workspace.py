@@ -42,7 +42,7 @@ TORCH_DTYPES = {
     "C64": "int64",
 }
 OUTPUT = "values"  # the buffer for a format's result; see Workspace.output
-MAX_VIEWS = 64  # most cached views; beyond that, all are dropped
+MAX_VIEWS = 64  # maximum number of cached views; one more, and all are dropped
 
 
 @cache
@@ -53,7 +53,7 @@ def find_dtype(stored: str) -> torch.dtype:
 
 
 class _Shared:
-    """A tensor that lives as long as any workspace uses it, with a lock for each piece that is still missing."""
+    """A tensor that lives as long as any workspace uses it, with a lock for each part that is still missing."""
 
     __slots__ = ("__weakref__", "missing", "tensor")
 
@@ -61,7 +61,7 @@ class _Shared:
         self.tensor, self.missing = tensor, {piece: threading.Lock() for piece in range(pieces)}
 
     def complete(self, fill: Callable[[Tensor, int], None]) -> None:
-        """Fill the pieces that no other thread is filling, then wait for the others; retry those that failed."""
+        """Fill the parts that no other thread is filling, then wait for the others; retry those that failed."""
         for wait in (False, True):
             for piece, lock in list(self.missing.items()):
                 if lock.acquire(blocking=wait):
@@ -139,7 +139,7 @@ class Workspace:
             self._load(view.view(-1).view(torch.uint8), entry, begin)
             return view
         n_bytes = prod(shape) * dtype.itemsize
-        self._held.pop(key, None)  # the cached piece in this buffer is overwritten
+        self._held.pop(key, None)  # the cached result of this buffer is overwritten
         host = self._hosts.get(key)
         if host is None or len(host[1]) < n_bytes:
             memory = torch.empty(round_up(n_bytes), dtype=torch.uint8)
@@ -247,7 +247,7 @@ class FilledWorkspace(Workspace):
     def __init__(self, device: torch.device | None = None) -> None:
         """Start without buffers, by default on the CPU, reading codes as stored."""
         super().__init__(device)
-        self._shared = WeakValueDictionary()  # its own, as no other workspace may use results of replaced codes
+        self._shared = WeakValueDictionary()  # not shared: no other workspace may use results of replaced codes
         self._filled: set[int] = set()
         self._byte, self._block = 0, 1
         self._span: tuple[int, int] | None = None

@@ -20,7 +20,7 @@ from support.making import (
 )
 
 import quanterr
-from quanterr.formats.shared.adanorm_rows import stored_rows
+from quanterr.formats.shared.adanorm_rows import find_stored_rows
 from quanterr.kernel.rotation import rotate
 from quanterr.tensors.chunks import Cut
 from quanterr.tensors.workspace import Workspace
@@ -428,7 +428,7 @@ class TestReadings:
     def test_interleaved_modulation_rows_are_detected(self, tmp_path):
         x = numbers(48, 64, dtype=torch.float32)
         codes, scale = quantized_rows(x, 7)
-        order = stored_rows(0, 48, 48, 6, CPU).argsort()  # stored row: row
+        order = find_stored_rows(0, 48, 48, 6, CPU).argsort()  # stored row: row
         nibbles = (codes[order] + 8).to(torch.uint8)
         module = "transformer_blocks.0.img_mod.1"
         tensors = {

@@ -31,7 +31,7 @@ def test_grid_equals_the_gguf_package(quants, name):
 def test_seven_bit_signs_equal_the_gguf_package(quants):
     bits = np.unpackbits(np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)[:, None], axis=1, bitorder="little")
 
-    assert np.array_equal(np.packbits(bits, axis=1, bitorder="little")[:, 0], gguf_iq.EVEN)
+    assert np.array_equal(np.packbits(bits, axis=1, bitorder="little")[:, 0], gguf_iq.EVEN_SIGNS)
 
 
 def test_file_is_up_to_date_with_make_gguf_grids(quants):

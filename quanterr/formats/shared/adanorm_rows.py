@@ -26,7 +26,7 @@ def count_parts_by_name(module: str) -> int:
     return next((n for ending, n in PARTS.items() if module == ending or module.endswith("." + ending)), 1)
 
 
-def stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.device) -> Tensor:
+def find_stored_rows(row: int, stop_row: int, rows: int, parts: int, device: torch.device) -> Tensor:
     """Return the indices of the stored rows that hold ``row:stop_row`` of a weight's ``rows`` rows, (r,) int64."""
     positions = torch.arange(row, stop_row, device=device)
     rows_per_part = rows // parts
@@ -40,5 +40,5 @@ def read_ordered_rows(
 
     ``of_weight`` is the weight's number of rows, and of interleaved parts.
     """
-    order = stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
+    order = find_stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
     return workspace.read_whole(key, entry)[chunk.col // group : -(-chunk.stop_col // group), order].t().float()

@@ -17,19 +17,19 @@ from quanterr.formats.shared.scale_grid import collect_hints, fit_grid, read_gri
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.workspace import find_dtype
 
-SAMPLED = 1 << 12  # elements that are looked at
-FEWEST = 12  # distinct values of codes: fewer occur in ternary weights and in constants
-LEAST_BYTE, LARGEST_BYTE = -128, 255  # of signed and of unsigned codes
-NIBBLE = 16  # codes of four bits
+SAMPLE_ELEMENTS = 1 << 12  # number of elements that are read
+MIN_DISTINCT_CODES = 12  # fewer distinct values also occur in ternary weights and in constants
+MIN_CODE, MAX_CODE = -128, 255  # of signed and of unsigned codes
+MAX_INT4_CODES = 16  # four bits have 16 values
 
 
 def describe_codes(values: Tensor) -> str | None:
     """Return what codes all ``values`` are, such as ``FP8 E4M3``; None if they are ordinary numbers."""
     distinct = torch.unique(values[values.isfinite()].float())
-    if len(distinct) < FEWEST:
+    if len(distinct) < MIN_DISTINCT_CODES:
         return None
-    if torch.equal(distinct, distinct.round()) and distinct[0] >= LEAST_BYTE and distinct[-1] <= LARGEST_BYTE:
-        return "INT4" if len(distinct) <= NIBBLE else "INT8"
+    if torch.equal(distinct, distinct.round()) and distinct[0] >= MIN_CODE and distinct[-1] <= MAX_CODE:
+        return "INT4" if len(distinct) <= MAX_INT4_CODES else "INT8"
     kinds = {torch.float8_e4m3fn: "FP8 E4M3", torch.float8_e5m2: "FP8 E5M2"}
     return next(
         (description for dtype, description in kinds.items() if torch.equal(distinct.to(dtype).float(), distinct)), None
@@ -37,8 +37,8 @@ def describe_codes(values: Tensor) -> str | None:
 
 
 def read_beside_scale(codes: Entry, scale: Entry, parts: Parts) -> Weight | None:
-    """Return plain numbers that are codes, with the reading by their scale as an alternative; None if they are none."""
-    size = min(codes.n, SAMPLED) * codes.nbytes // max(codes.n, 1)
+    """Return plain numbers that are codes, with codes times scale as an alternative; None if they are no codes."""
+    size = min(codes.n, SAMPLE_ELEMENTS) * codes.nbytes // max(codes.n, 1)
     if len(codes.shape) < 2 or not size:
         return None
     stored = torch.frombuffer(bytearray(codes.file.read(codes.offset, size)), dtype=find_dtype(codes.dtype))

@@ -1,4 +1,4 @@
-"""Codes in tiles, each of which stores its bits together in an order of its own.
+"""Codes in tiles, each of which stores its bits together in a special order.
 
     tile     32-bit words; a code is the bits from ``shift``, below 32, on in two of the words: low | high << 32
     value    table[code]; the number of entries in the table is a power of two

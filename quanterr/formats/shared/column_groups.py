@@ -110,7 +110,7 @@ def list_orders(stored: ColumnBlocks) -> list[tuple[ColumnBlocks, str]]:
 
 @lru_cache(maxsize=8)  # weights of a model have the same order, unless it is by importance
 def _examine_order(stored: bytes) -> tuple[int, int, int, int]:
-    """Return the least and the greatest block of a stored order, the size of blocks, and the number of blocks named.
+    """Return the minimum and maximum block of a stored order, the size of blocks, and the number of blocks named.
 
     The size is 0 if columns are permuted.
     """

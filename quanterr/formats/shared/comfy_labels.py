@@ -38,18 +38,18 @@ INT8_GRANULARITY = {
 GRANULARITY = FP8_GRANULARITY | INT8_GRANULARITY
 FP8_LABELS, INT8_LABELS = frozenset(FP8_GRANULARITY), frozenset(INT8_GRANULARITY)
 MXFP8_LABELS, NVFP4_LABELS = frozenset({"mxfp8", "hybrid_mxfp8"}), frozenset({"nvfp4"})
-INTERCHANGEABLE = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
-ALWAYS_ROTATED = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8"})
+INTERCHANGEABLE_LABELS = FP8_LABELS | INT8_LABELS | MXFP8_LABELS | NVFP4_LABELS
+ROTATED_LABELS = frozenset({"convrot_w4a4", "int4_convrot_w4a4", "asym_w4a8_int8"})
 
 # Known layouts that quanterr does not read, and what to do.
-REFUSED = {
+REFUSED_FORMATS = {
     "int8_block32": "no release wrote it; quantize again as int8_blockwise",
 }
 NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def refuse_by_name(codes: Entry, hints: Hints) -> None:
-    """Refuse the layouts in :data:`REFUSED`, whatever their tensors look like.
+    """Refuse the layouts in :data:`REFUSED_FORMATS`, whatever their tensors look like.
 
     Raises:
         FormatMismatch: a label names such a layout, or config.json does and there are codes. The message has a remedy.
@@ -61,8 +61,8 @@ def refuse_by_name(codes: Entry, hints: Hints) -> None:
     if isinstance(method, str) and codes.dtype not in NUMBERS:
         declared.append((method, f"config.json declares quant_method {display(method)}"))
     for name, source_says in declared:
-        if name in REFUSED:
-            raise FormatMismatch(f"{source_says}: an unsupported layout; {REFUSED[name]}")
+        if name in REFUSED_FORMATS:
+            raise FormatMismatch(f"{source_says}: an unsupported layout; {REFUSED_FORMATS[name]}")
 
 
 def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> tuple[str | None, tuple[str, ...]]:
@@ -82,7 +82,7 @@ def check_labels(parts: Parts, names: frozenset[str], rotates: bool = False) -> 
     first = next((label for label in labels if label.format), labels[0])
     stored = f"{parts.codes.dtype} {list(parts.codes.shape)}"
     names_other_format = first.format is not None and first.format not in names
-    if names_other_format and (first.format not in INTERCHANGEABLE or not names <= INTERCHANGEABLE):
+    if names_other_format and (first.format not in INTERCHANGEABLE_LABELS or not names <= INTERCHANGEABLE_LABELS):
         raise FormatMismatch(f"{first}, but the codes are {stored}")
     labelled, stored_e5m2 = first.format == "float8_e5m2", parts.codes.dtype == "F8_E5M2"
     if names_other_format or (first.format in FP8_LABELS and parts.codes.dtype in FP8 and labelled != stored_e5m2):
@@ -127,6 +127,6 @@ def _describe_label(label: Label) -> str:
 
 def _find_rotation(label: Label) -> int | None:
     """Return the columns that were rotated together; None if the label mentions no rotation."""
-    if not label.rotated and label.format not in ALWAYS_ROTATED:
+    if not label.rotated and label.format not in ROTATED_LABELS:
         return None
     return label.number("convrot_groupsize") or DEFAULT_GROUP

@@ -14,7 +14,7 @@ from quanterr.tensors.workspace import Workspace
 DEFAULT_GROUP = 256
 
 
-def group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
+def find_group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...]]:
     """Return the number of columns in a group, from the label or else 256, and warnings about the size.
 
     Raises:

@@ -13,7 +13,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
-# Dtype → the kernel's element type, if it has one, and the bytes that count as saturated.
+# Dtype → the kernel's element type, if there is one, and the bytes that count as saturated.
 ELEMENTS = {
     "F32": (ElementType.F32, ()),
     "BF16": (ElementType.BF16, ()),

@@ -7,7 +7,7 @@ from quanterr.tensors.workspace import Workspace
 
 
 def read_flat_codes(entry: Entry, cols: int, high_first: bool, chunk: Chunk, workspace: Workspace) -> Tensor:
-    """Read the codes of whole rows, or of a piece of a row, of a weight of ``cols`` columns: (r, c) uint8."""
+    """Read the codes of whole rows, or of a part of a row, of a weight of ``cols`` columns: (r, c) uint8."""
     first = chunk.row * cols + chunk.col
     begin, end = first // 2, -(-(first + chunk.n) // 2)
     stored = workspace.read_bytes("codes", entry, begin, (end - begin, 1))

@@ -34,7 +34,7 @@ class BlockType(NamedTuple):
     summary: str
     usual_db: tuple[int, int]
     blocks: Mapping[str, Block]  # by dtype; the first gives the format its name
-    ends: Levels | None = None  # levels of codes that are not all in use, or small floats
+    ends: Levels | None = None  # levels if only some codes occur, or if codes are small floats
     codes: tuple[int, int] | None = None  # bytes that hold codes, of a block that is rewritten before it is decoded
     least_scale: float = SUBNORMAL
 
@@ -62,7 +62,7 @@ class BlockType(NamedTuple):
         return 0 if layout.d == IN_HEAD and not layout.scales else numbers.part
 
     def levels(self, dtype: str) -> Levels | None:
-        """Return the levels of the codes; None if the nearest cannot be found element by element."""
+        """Return the levels of the codes; None if the nearest code does not depend on one element alone."""
         numbers, _, rewrite = self.blocks[dtype]
         if self.ends is not None or rewrite is not None or numbers.grid is not None:
             return self.ends
@@ -84,7 +84,7 @@ class BlockType(NamedTuple):
         return ScaleSteps(shared, (1 << scales - half) - 1, (1 << minima) - 1)
 
 
-def block_formats(types: Iterable[BlockType]) -> tuple[Format, ...]:
+def make_block_formats(types: Iterable[BlockType]) -> tuple[Format, ...]:
     """Return a row of FORMATS for each type."""
     return tuple(
         Format(
@@ -124,7 +124,7 @@ def fit(block_type: BlockType, parts: Parts) -> Weight:
 
 
 def make_decoder(parts: Parts, block: Block, ggml_type: GgmlType) -> Decoder:
-    """Return the decoder of blocks: the kernel has functions of its own for some types."""
+    """Return the decoder of blocks: for some types, the compiled kernel has special functions."""
     entry, cols, read = parts.codes, parts.matrix[1], partial(read_blocks, parts, block)
     are_rows = not (ggml_type.head or ggml_type.rows > 1) or cols == entry.shape[-1]
     if block.rewrite or not are_rows:
@@ -137,7 +137,7 @@ def make_decoder(parts: Parts, block: Block, ggml_type: GgmlType) -> Decoder:
 def read_blocks(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the elements of a chunk, (r, c) float32.
 
-    A piece of one row is cut from the blocks of its group of rows that cover it, and several rows from whole groups.
+    A part of one row is cut from the blocks of its group of rows that cover it, and several rows from whole groups.
     Without heads and interleaved rows, the whole weight is one row.
     """
     entry = parts.codes

@@ -29,10 +29,10 @@ from quanterr.checkpoints.ggml_types import GgmlType
 from quanterr.kernel.structs import BlocksStruct
 from quanterr.lazy_torch import Tensor, torch
 
-IN_HEAD = -1  # instead of the place of d: before the blocks of the row
-SIGNS = 8  # elements whose signs are one number
-FEWEST_LEVELS = 16  # that the kernel reads
-BYTE, WORD = 8, 32  # bits
+IN_HEAD = -1  # instead of the place of d: d is stored before the blocks of the row
+SIGNS = 8  # number of elements whose signs are stored as one number
+MIN_LEVELS = 16  # minimum number of levels that the kernel reads
+BYTE_BITS, WORD_BITS = 8, 32
 
 
 class Field(NamedTuple):
@@ -197,7 +197,7 @@ def _as_half(bits: Tensor) -> Tensor:
 
 
 def read_numbers(fields: Fields, raw: Tensor, ggml_type: GgmlType, per_number: int) -> Tensor:
-    """Return a number for ``each`` elements of a block, int32 (groups, blocks, rows, numbers)."""
+    """Return a number for ``per_number`` elements of a block, int32 (groups, blocks, rows, numbers)."""
     numbers = torch.zeros(1, dtype=torch.int32, device=raw.device)
     for field in fields:
         at, shift, n_bytes = _find_places(field, ggml_type.rows, ggml_type.elements, per_number, raw.device)
@@ -229,7 +229,7 @@ def encode(block: Block, ggml_type: GgmlType, numbers: Mapping[str, Tensor]) -> 
 def _find_places(
     field: Field, rows: int, elements: int, per_number: int, device: torch.device
 ) -> tuple[Tensor, Tensor, int]:
-    """Return the bytes and lowest bits of :func:`_list_bits`, (rows, numbers), and the most bytes of a field."""
+    """Return the bytes and lowest bits of :func:`_list_bits`, (rows, numbers), and the maximum bytes of a field."""
     bits = torch.tensor(_list_bits(field, rows, elements, per_number), device=device)
     shift = (bits & 7).to(torch.int32)
     return bits >> 3, shift, -(-(int(shift.amax()) + field.kept.bit_length()) // 8)
@@ -237,7 +237,7 @@ def _find_places(
 
 @cache
 def _list_bits(field: Field, rows: int, elements: int, per_number: int) -> list[list[int]]:
-    """Return the place of a field's lowest bit in each row of a block, for ``each`` elements."""
+    """Return the place of a field's lowest bit in each row of a block, for ``per_number`` elements."""
     return [[field.find_bit(first, row, rows) for first in range(0, elements, per_number)] for row in range(rows)]
 
 
@@ -275,21 +275,23 @@ def describe(block: Block, ggml_type: GgmlType) -> BlocksStruct:
             places = [place for of_row in of_rows for place in of_row]
             bits.spacing = _find_spacing(field, ggml_type, run) if in_runs else 0
             size = ggml_type.rows * ggml_type.n_bytes
-            at = [place >> 3 if bits.spacing == BYTE else min(place >> 3, size - WORD // 8) for place in places]
-            _point(described, bits, "at", ctypes.c_uint16, at)
+            at = [
+                place >> 3 if bits.spacing == BYTE_BITS else min(place >> 3, size - WORD_BITS // 8) for place in places
+            ]
+            _set_pointer(described, bits, "at", ctypes.c_uint16, at)
             shifts = [place - 8 * byte for place, byte in zip(places, at, strict=True)]
-            _point(described, bits, "shift", ctypes.c_uint8, shifts)
+            _set_pointer(described, bits, "shift", ctypes.c_uint8, shifts)
             bits.mask, bits.up = field.kept, field.up
     if numbers.levels and not are_consecutive(numbers.levels):
-        unused = (0.0,) * (FEWEST_LEVELS - len(numbers.levels))
-        _point(described, described, "levels", ctypes.c_float, numbers.levels + unused)
-    _point(described, described, "scale_levels", ctypes.c_float, numbers.scale_levels)
-    _point(described, described, "patterns", ctypes.c_uint8, numbers.patterns)
+        unused = (0.0,) * (MIN_LEVELS - len(numbers.levels))
+        _set_pointer(described, described, "levels", ctypes.c_float, numbers.levels + unused)
+    _set_pointer(described, described, "scale_levels", ctypes.c_float, numbers.scale_levels)
+    _set_pointer(described, described, "patterns", ctypes.c_uint8, numbers.patterns)
     return described
 
 
-def _point(described: BlocksStruct, struct: Any, name: str, c_type: Any, numbers: Sequence[float]) -> None:
-    """Let a pointer refer to numbers, if there are any."""
+def _set_pointer(described: BlocksStruct, struct: Any, name: str, c_type: Any, numbers: Sequence[float]) -> None:
+    """Set a pointer of a struct to numbers, if there are any."""
     if numbers:
         array = (c_type * len(numbers))(*numbers)
         setattr(struct, name, ctypes.addressof(array))
@@ -313,9 +315,9 @@ def _find_spacing(field: Field, ggml_type: GgmlType, run: int) -> int:
     for places in _list_bits(field, ggml_type.rows, ggml_type.elements, 1):
         for first in range(0, ggml_type.elements, run):
             run_places = places[first : first + run]
-            spacing |= {after - before for before, after in pairwise(run_places)} or {BYTE}
-            shift = run_places[0] - 8 * min(run_places[0] >> 3, size - WORD // 8)
-            if spacing != {BYTE} and shift + run_places[-1] - run_places[0] + field.bits > WORD:
+            spacing |= {after - before for before, after in pairwise(run_places)} or {BYTE_BITS}
+            shift = run_places[0] - 8 * min(run_places[0] >> 3, size - WORD_BITS // 8)
+            if spacing != {BYTE_BITS} and shift + run_places[-1] - run_places[0] + field.bits > WORD_BITS:
                 return 0
     (only, *others) = spacing
     return 0 if others or only <= 0 else only

@@ -16,13 +16,13 @@ SCALE = PartSpec(("{module}.scales",), FLOATS)
 ORDER = PartSpec(("{module}.g_idx",), WORDS, optional=True)
 
 
-def declared_bits(parts: Parts) -> int | None:
+def read_declared_bits(parts: Parts) -> int | None:
     """Return the bits of a code that the configuration declares for the weight."""
     scheme = parts.hints.declarations.of(parts.name)
     return scheme.bits if scheme else None
 
 
-def declared_group_size(parts: Parts) -> int | None:
+def read_declared_group_size(parts: Parts) -> int | None:
     """Return the number of columns in a block that the configuration declares for the weight; -1 means a whole row."""
     scheme = parts.hints.declarations.of(parts.name)
     return scheme.group_size if scheme else None

@@ -23,7 +23,7 @@ from quanterr.errors import FormatMismatch
 from quanterr.kernel.library import choose_kernel
 from quanterr.lazy_torch import Tensor, torch
 
-SIDE_BY_SIDE = 16  # columns that the compiled kernel rotates together
+SIDE_BY_SIDE = 16  # number of columns that the compiled kernel rotates together
 PALEY_1 = frozenset({12, 20, 60, 108, 140})
 PALEY_2 = frozenset({28, 36})
 WILLIAMSON = {  # first rows of the four circulants, one bit per entry, 1 means +1

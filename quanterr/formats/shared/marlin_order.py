@@ -6,5 +6,5 @@ a scale for the row       runs of 32: number 8 i + 2 j + k belongs to row 8 j + 
 
 from quanterr.kernel.tiles import Tiles
 
-OF_GROUPS = Tiles("C R i8 j8", "Rji", "C")
-OF_ROWS = Tiles("C R i4 j4 k2", "Rjik", "C")
+GROUP_SCALE_TILES = Tiles("C R i8 j8", "Rji", "C")
+ROW_SCALE_TILES = Tiles("C R i4 j4 k2", "Rjik", "C")

@@ -32,7 +32,7 @@ LEVELS: dict[SmallFloat, Levels] = {
     "e4m3": E4M3.scaled,
     "e5m2": E5M2.scaled,
 }
-# The levels of codes that are no elements of their own for the kernel, and the dtypes of codes in whole bytes.
+# The levels of codes for which the kernel has no element type, and the dtypes of codes in whole bytes.
 CODES: dict[SmallFloat, tuple[float, ...]] = {
     "e2m1": element_types.E2M1,
     "e2m3": element_types.E2M3,
@@ -61,7 +61,7 @@ def read_microscaled(
 ) -> Decoder:
     """Return the decoder of the weight: code · scale, and the factor of the column, if there is one.
 
-    If ``unpacked``, each 6-bit code has a byte of its own, whose high bits mean nothing; if ``high_first``, the first
+    If ``unpacked``, each 6-bit code is in a separate byte, whose high bits mean nothing; if ``high_first``, the first
     of two codes in a byte is in the high bits.
     """
     element_type, ends = element_types.ELEMENTS.get(DTYPES.get(element, ""), (None, ()))

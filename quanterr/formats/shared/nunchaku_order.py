@@ -23,8 +23,8 @@ from quanterr.kernel.tiles import Tiles
 
 TILE = 128  # rows of a tile
 CODES = Tiles("R C a8 b8 c4 d2 e2 f8", "Radb", "Cecf", 4)
-OF_ROWS = Tiles("R C a8 b4 c2 d2", "Racbd", "C")  # numbers of 16 bits
-OF_BYTES = Tiles("R C a8 b4 c4 d4", "Rcba", "Cd")
-OF_EXPONENTS = Tiles("R C a8 b4 c4 d2", "Rcba", "Cd")
+NUMBER_TILES = Tiles("R C a8 b4 c2 d2", "Racbd", "C")  # numbers of 16 bits
+BYTE_TILES = Tiles("R C a8 b4 c4 d4", "Rcba", "Cd")
+EXPONENT_TILES = Tiles("R C a8 b4 c4 d2", "Rcba", "Cd")
 UP = Tiles("R C a8 b4 d2 e2 f2", "Rda", "Cebf")
 DOWN = Tiles("R C a8 b4 d2 e2 f2", "Rebf", "Cda")  # its rows are the weight's columns

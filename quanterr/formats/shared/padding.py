@@ -65,7 +65,7 @@ def fit_padded(parts: Parts, stored: tuple[int, ...], step: int, multiple: int |
     """
     as_stored = fit_unpadded(parts, stored, step)
     multiple = multiple or step
-    labelled = labelled_shape(parts)
+    labelled = read_labelled_shape(parts)
     shape = parts.hints.shape or labelled or stored
     if labelled and labelled != shape:
         raise FormatMismatch(f"the label's orig_shape is {list(labelled)}, the original's shape {list(shape)}")
@@ -83,12 +83,12 @@ def check_unpadded(parts: Parts) -> None:
     Raises:
         FormatMismatch: orig_shape differs from the codes' shape; the message names both.
     """
-    labelled = labelled_shape(parts) if parts.hints.labels else None
+    labelled = read_labelled_shape(parts) if parts.hints.labels else None
     if labelled and labelled != parts.codes.shape:
         raise FormatMismatch(f"the label's orig_shape is {list(labelled)}, but the codes are {parts.codes}")
 
 
-def labelled_shape(parts: Parts) -> tuple[int, ...] | None:
+def read_labelled_shape(parts: Parts) -> tuple[int, ...] | None:
     """Return the shape of the original that a label declares; None if no label does."""
     for label in parts.hints.labels:
         sizes = label.fields.get("orig_shape")

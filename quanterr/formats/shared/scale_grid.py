@@ -47,7 +47,7 @@ Edges = tuple[int, int]
 EXPONENTS = ("U8", "F8_E8M0")  # dtypes of E8M0 exponents
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
-DECLARED = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
+DECLARING_SOURCES = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # they declare block sizes
 
 
 class FittedGrid(NamedTuple):
@@ -61,7 +61,7 @@ class FittedGrid(NamedTuple):
 
 
 def collect_hints(parts: Parts, shaped: Iterable[tuple[Edges, str]] = ()) -> list[tuple[Edges, str]]:
-    """Return block edges that labels, ``shaped`` and config.json declare, the most trustworthy source first."""
+    """Return block edges that labels, ``shaped`` and config.json declare, the most reliable source first."""
     labelled = [(label.block, f"the {label.source}") for label in parts.hints.labels if label.block]
     return [*labelled, *shaped, *parts.hints.blocks]
 
@@ -74,7 +74,7 @@ def find_common_block(pairs: Iterable[tuple[Entry, Entry]]) -> Edges | None:
     common: set[Edges] = set()
     for codes, scale in pairs:
         if len(codes.shape) == len(scale.shape) == 2 and 1 not in scale.shape and scale.shape[0] != codes.shape[0]:
-            candidates = [_possible_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
+            candidates = [_list_possible_edges(n, blocks) for n, blocks in zip(codes.shape, scale.shape, strict=True)]
             square = set(candidates[0]) & set(candidates[1])
             if len(square) == 1:
                 common |= {(edge, edge) for edge in square}
@@ -92,7 +92,7 @@ def iterate_scales(entry: Entry, workspace: Workspace, at_once: int = 1 << 18) -
         yield to_float(workspace.read("scale", entry, first, (n,)))
 
 
-OF_DEEPSEEK = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
+DEEPSEEK_SUFFIX = "_inv"  # suffix of DeepSeek's scales: blocks as in config.json, or 128 × 128
 
 
 def fit_scaled(parts: Parts, family: str, labels: frozenset[str], rotates: bool = False) -> Weight:
@@ -175,7 +175,7 @@ def _make_zeros(parts: Parts, comfy_format: str | None, warnings: tuple[str, ...
 
 
 def _is_all_zero(codes: Entry) -> bool:
-    """Return whether all bytes of an entry are zero, reading no further than the first piece that has another byte."""
+    """Return whether all bytes of an entry are zero, reading no further than the first chunk that has another byte."""
     step = 1 << 20
     pieces = (
         codes.file.read(codes.offset + first, min(step, codes.nbytes - first)) for first in range(0, codes.nbytes, step)
@@ -183,7 +183,7 @@ def _is_all_zero(codes: Entry) -> bool:
     return not any(piece.strip(b"\0") for piece in pieces)
 
 
-def scaled_formats(
+def make_scaled_formats(
     family: str,
     needs: Mapping[str, PartSpec],
     fit: Callable[[Parts], Weight | None],
@@ -206,7 +206,7 @@ def scaled_formats(
 def fit_grid(entry: Entry, shape: tuple[int, ...], hints: list[tuple[Edges, str]]) -> FittedGrid:
     """Return the grid of a scale for a weight of that shape.
 
-    ``hints`` are block edges with their source, the most trustworthy first.
+    ``hints`` are block edges with their source, the most reliable first.
 
     Raises:
         FormatMismatch: no rule fits, or two do; the message names both shapes.
@@ -251,13 +251,13 @@ def _find_other_edges(
 ) -> Edges | None:
     """Return other block edges that fit: the dividing ones, or groups of columns with a partial last group.
 
-    ``known`` means that the edges of ``block`` do not come from the scale's shape.
+    ``is_declared`` means that the edges of ``block`` do not come from the scale's shape.
     """
-    if dividing is None or entry.name.endswith(OF_DEEPSEEK):
+    if dividing is None or entry.name.endswith(DEEPSEEK_SUFFIX):
         return None
     if dividing != block:
         return dividing
-    power, *divisor = _possible_edges(shape[1], shape[1] // block[1])
+    power, *divisor = _list_possible_edges(shape[1], shape[1] // block[1])
     return (1, power) if block[0] == 1 and divisor and not is_declared else None
 
 
@@ -297,7 +297,9 @@ def _fit_matrix(
     if grid == (rows, 1):
         return FittedGrid(_make_grid(entry, rows, grid, (1, cols)), "row", _share_edges(1, cols), "one scale per row")
     fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
-    wrong = [hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARED]
+    wrong = [
+        hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARING_SOURCES
+    ]
     for (edges, source), needed in zip(hints, fewest, strict=True):
         if needed == grid:
             reason, warning = f"block size from {source}", _describe_contradiction(wrong, edges)
@@ -346,9 +348,9 @@ def _infer_edges(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     """
     needed = tuple(-(-n // edge) for n, edge in zip(sizes, DEEPSEEK_BLOCK, strict=True))
     of_modelopt = len(entry.shape) == 4 and entry.shape[1] == entry.shape[3] == 1
-    if (entry.name.endswith(OF_DEEPSEEK) or of_modelopt) and needed == blocks:
+    if (entry.name.endswith(DEEPSEEK_SUFFIX) or of_modelopt) and needed == blocks:
         return DEEPSEEK_BLOCK
-    candidates = [_possible_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
+    candidates = [_list_possible_edges(n, count) for n, count in zip(sizes, blocks, strict=True)]
     if blocks[0] == sizes[0]:  # groups of columns: most writers require that they divide the row
         candidates[1] = candidates[1][-1:]
     pairs = [(r, c) for r in candidates[0] for c in candidates[1]]
@@ -363,7 +365,7 @@ def _infer_edges(entry: Entry, sizes: Edges, blocks: Edges) -> Edges | None:
     return next(iter(square or pairs), None)
 
 
-def _possible_edges(n: int, blocks: int) -> list[int]:
+def _list_possible_edges(n: int, blocks: int) -> list[int]:
     """Return the possible edges of ``blocks`` blocks that cover ``n`` elements: a power of two, then a divisor."""
     if not 0 < blocks <= n:
         return []

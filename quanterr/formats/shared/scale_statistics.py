@@ -23,7 +23,7 @@ class ScaleStatistics(NamedTuple):
 
     @classmethod
     def compute(cls, pieces: Iterable[torch.Tensor]) -> ScaleStatistics:
-        """Compute the statistics of scales, float32, given a piece at a time."""
+        """Compute the statistics of scales, float32, which come in several tensors."""
         number = nonfinite = zero = negative = total = 0
         low, high = inf, -inf
         for piece in pieces:

@@ -79,7 +79,7 @@ class Planes:
         )
 
     def read_chunk(self, cols: int, chunk: Chunk, workspace: Workspace) -> Tensor:
-        """Read the codes of whole rows, or of a piece of a row, of a matrix of ``cols`` columns: (r, c) integers."""
+        """Read the codes of whole rows, or of a part of a row, of a matrix of ``cols`` columns: (r, c) integers."""
         begin, size = chunk.row * cols + chunk.col, self.itemsize
         stop, pieces = begin + chunk.n, list[Tensor]()
         while begin < stop:

@@ -15,7 +15,7 @@ from quanterr.kernel.grid import Grid
 from quanterr.kernel.tiles import Tiles
 
 TILE_ROWS, TILE_COLS = 128, 4
-SWIZZLED = Tiles("R C a32 b4 c4", "Rba", "Cc")
+SWIZZLED_TILES = Tiles("R C a32 b4 c4", "Rba", "Cc")
 
 
 def fit_block_scales(
@@ -30,7 +30,7 @@ def fit_block_scales(
     if not stored or entry.n != experts * stored[0] * stored[1]:
         return ()
     linear = Grid(entry, cols, block, levels=levels)
-    tiled = Grid(entry, cols, block, levels=levels, tiles=SWIZZLED, stack_rows=rows, down=stack_shape[0])
+    tiled = Grid(entry, cols, block, levels=levels, tiles=SWIZZLED_TILES, stack_rows=rows, down=stack_shape[0])
     return tuple(grid for grid, shape in ((linear, (rows, cols)), (tiled, stack_shape)) if stored == shape)
 
 

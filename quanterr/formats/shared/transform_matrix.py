@@ -60,7 +60,7 @@ class TransformMatrix:
 
     def _multiply(self, rows: Tensor, workspace: Workspace, transposed: bool, inverted: bool) -> Tensor:
         """Multiply by T or its inverse, or by the transpose of either."""
-        factors = self._factors(workspace)
+        factors = self._make_factors(workspace)
         m = len(factors.middle)
         size = self.n // m
         wide = rows.double().reshape(-1, self.n)
@@ -81,7 +81,7 @@ class TransformMatrix:
         out = hadamard.multiply(wide, size, 1, (ones, cols), rows.dtype)
         return rows.copy_((out if perm is None else out[:, perm]).view(rows.shape))
 
-    def _factors(self, workspace: Workspace) -> Factors:
+    def _make_factors(self, workspace: Workspace) -> Factors:
         if self.entry is None:
             ones = torch.ones(self.n, dtype=torch.float64, device=workspace.device)
             return Factors(ones, ones[:1, None], ones[:1, None])

@@ -11,11 +11,11 @@ from quanterr.checkpoints import Entry
 from quanterr.util.strict_json import JsonFields
 
 SETTINGS = ("quant_method", "quant_algo", "checkpoint_format", "format")  # keys of config.json that name a layout
-OF_TENSORRT_LLM = (
+TENSORRT_LLM_REASON = (
     "its codes are packed and ordered for TensorRT-LLM; let ModelOpt export the model in Hugging Face's layout "
     "(export_hf_checkpoint), and compare that"
 )
-DEQUANTIZE = "let its own library write the dequantized model, and compare that"
+REMEDY = "let its own library write the dequantized model, and compare that"
 
 
 class Refusal(NamedTuple):
@@ -33,9 +33,9 @@ def _make_row(name: str, stored: str, called: str, reason: str, nonzero: str | N
 
 
 REFUSALS = (
-    _make_row("TensorRT-LLM's own checkpoint", "weight weights_scaling_factor", "", OF_TENSORRT_LLM),
-    _make_row("TensorRT-LLM's own checkpoint", "weight weights_block_scaling_factor", "", OF_TENSORRT_LLM),
-    _make_row("TensorRT-LLM's own checkpoint", "weight per_channel_scale", "", OF_TENSORRT_LLM),
+    _make_row("TensorRT-LLM's own checkpoint", "weight weights_scaling_factor", "", TENSORRT_LLM_REASON),
+    _make_row("TensorRT-LLM's own checkpoint", "weight weights_block_scaling_factor", "", TENSORRT_LLM_REASON),
+    _make_row("TensorRT-LLM's own checkpoint", "weight per_channel_scale", "", TENSORRT_LLM_REASON),
     _make_row(
         "HIGGS",
         "weight scales tables tables2",
@@ -47,40 +47,43 @@ REFUSALS = (
         "FP-Quant",
         "qweight scales forward_hadamard_matrix",
         "fp_quant",
-        f"its weights are rotated by a stored matrix; {DEQUANTIZE}",
+        f"its weights are rotated by a stored matrix; {REMEDY}",
     ),
     _make_row(
         "FP-Quant",
         "dqweight forward_hadamard_matrix",
         "",
-        f"its weights are still rotated by a stored matrix; {DEQUANTIZE}",
+        f"its weights are still rotated by a stored matrix; {REMEDY}",
     ),
     _make_row(
-        "SDNQ with quantized scales", "weight scale scale_2", "", f"its scales are quantized as well; {DEQUANTIZE}"
+        "SDNQ with quantized scales",
+        "weight scale scale_2",
+        "",
+        f"its scales are quantized as well; {REMEDY}",
     ),
     _make_row(
         "FourOverSix",
         "quantized_weight_values quantized_weight_scale_factors",
         "fouroversix",
-        f"its E2M1 codes have two kinds of blocks, with separately ordered scales; {DEQUANTIZE}",
+        f"its E2M1 codes have two kinds of blocks, with separately ordered scales; {REMEDY}",
     ),
     _make_row(
         "ModelSlim with FlatQuant",
         "weight weight_scale left_trans right_trans",
         "",
-        f"its columns are transformed by two matrices; {DEQUANTIZE}",
+        f"its columns are transformed by two matrices; {REMEDY}",
     ),
     _make_row(
         "ModelSlim with SVD",
         "weight weight_scale svd_lowrank_l1 svd_lowrank_l2",
         "",
-        f"a layer is its codes and a low-rank product; {DEQUANTIZE}",
+        f"a layer is its codes and a low-rank product; {REMEDY}",
     ),
     _make_row(
         "QTIP",
         "trellis SU SV",
         "qtip",
-        f"its trellis has several codes, and which one is not stored; {DEQUANTIZE}",
+        f"its trellis has several codes, and which one is not stored; {REMEDY}",
     ),
     _make_row(
         "BitBLAS",
@@ -88,7 +91,7 @@ REFUSALS = (
         "bitblas",
         "its codes are ordered for one GPU kernel; compare the GPTQ or AWQ checkpoint it was made from",
     ),
-    _make_row("DeepSpeedFP", "", "deepspeedfp", f"its codes are ordered for DeepSpeed's kernels; {DEQUANTIZE}"),
+    _make_row("DeepSpeedFP", "", "deepspeedfp", f"its codes are ordered for DeepSpeed's kernels; {REMEDY}"),
     _make_row(
         "bitsandbytes INT8 in tiles",
         "weight SCB weight_format",
@@ -101,7 +104,7 @@ REFUSALS = (
         "NVFP4_SVD",
         "weight svdquant_lora_a svdquant_lora_b",
         "nvfp4_svd",
-        f"a layer is its codes and a low-rank product; {DEQUANTIZE}",
+        f"a layer is its codes and a low-rank product; {REMEDY}",
     ),
 )
 
