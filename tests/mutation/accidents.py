@@ -127,9 +127,10 @@ class Stored:
 
     def _gguf(self) -> bytes:
         raw = bytearray(self.whole)
-        for name, offset in self.offsets.items():
-            data = self.tensors[name].data.tobytes()
-            raw[offset : offset + len(data)] = data
+        for name, tensor in self.tensors.items():  # a part that was left out stays in the file
+            if name in self.offsets:
+                data, offset = tensor.data.tobytes(), self.offsets[name]
+                raw[offset : offset + len(data)] = data
         return bytes(raw)
 
     def _safetensors(self) -> bytes:
