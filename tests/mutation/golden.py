@@ -41,6 +41,7 @@ RIGHT = {  # findings that are right about a file
     "int8_convrot/int8_formatless_convrot.safetensors": "undeclared_codes",  # labels without a format
     "int8_row/int8_formatless_convrot.safetensors": "undeclared_codes",
     "nvfp4/modelopt_nvfp4_linear_lowfirst.safetensors": "undeclared_codes",  # no label at all
+    "onnx_linear/onnxruntime.onnx": "scale_loss",  # codes by hand, which use half of their range
 }
 UNSOUND = (
     "int8_row/comfy_int8_rowwise.safetensors",  # cut: the columns are missing that most of its scales are made for
@@ -53,7 +54,8 @@ USUAL = {row.name: row.usual_db for row in FORMATS}
 
 def cases() -> list[Path]:
     """Return all golden cases whose values are numbers."""
-    found = [path for path in GOLDEN.glob("*/*") if path.parent.name not in ("__pycache__", "verbatim", "dense")]
+    plain = ("__pycache__", "verbatim", "dense", "onnx_float")
+    found = [path for path in GOLDEN.glob("*/*") if path.parent.name not in plain]
     return sorted(path for path in found if not path.name.endswith(EXPECTED))
 
 
