@@ -1,4 +1,4 @@
-"""The command line: arguments in, exit status out. Each command imports slow modules itself."""
+"""Runs the command line and returns its exit status. Each command imports slow modules itself."""
 
 import errno
 import gc
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def _run_app() -> int:
-    """Run the app and return the exit status; the one place that turns errors into statuses."""
+    """Run the app and return the exit status; only this function turns errors into statuses."""
     try:
         require_memory(PARSER_MEMORY)
         status = app(prog_name="quanterr", standalone_mode=False)

@@ -91,19 +91,19 @@ def compare(
                 report = compare_pair(opened[0], opened[1], asked, rules, plan)
         except UnjudgedError as error:
             warn(error.document.findings)
-            deliver(error.document, to, show, Status.USAGE, view=_view)
+            deliver(error.document, to, show, Status.USAGE, view=_make_view)
             raise
         warn(report.findings)
         if not report.complete:  # a statement must not be written for tensors that the run did not reach
             to = [target for target in to if target.output is not STATEMENT]
         status = decide_status(report, show.allow_partial, interrupt)
-        deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to), _view)
+        deliver(report, to, show, status, suggest_after_report(report, sides, command_line(), to), _make_view)
         report_verdict(report, quiet=show.quiet)  # the one line lists the gates that do not hold
         summarize(report, options.baseline)
     raise typer.Exit(status)
 
 
-def _view(report: "Report", show: Display) -> "View":
+def _make_view(report: "Report", show: Display) -> "View":
     from quanterr.views.comparison.view import view
 
     return view(report, show.top, show.sort_by)

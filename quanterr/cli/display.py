@@ -79,7 +79,7 @@ class Display(CheckedOptions):
         return "never" if self.no_color else self.color
 
     def targets(self, inputs: Iterable[object], outputs: "Sequence[Output] | None" = None) -> "list[Target]":
-        """Return the places to write to, checked before any work. Inputs that are no paths have no place.
+        """Return the files and streams to write to, checked before the run. Inputs that are not paths are not checked.
 
         Raises:
             UsageError: an unknown suffix, standard output given twice, or an output that is or lies in an input.
@@ -108,7 +108,7 @@ def write_result(result: object, target: "Target", **more: object) -> None:
 
 
 def write_failures(message: str, status: int) -> None:
-    """Write an error to each requested output that has no result; an older one there would pass for this run's."""
+    """Write an error to each requested output without a result: an older result could pass for this run's."""
     if not _awaited_targets or status not in FAILURE_STATUSES or is_other_rank():
         return
     from quanterr.outputs.failure import write_failure

@@ -75,7 +75,7 @@ def gate(
     baseline = os.fspath(gates.baseline) if isinstance(gates.baseline, str | os.PathLike) else None
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline overwrites the file of --baseline: give one")
-    if baseline is not None and _same_file(report, baseline):
+    if baseline is not None and _is_same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
     to = show.targets([report, baseline])
     document_kind = find_kind(report)
@@ -135,8 +135,8 @@ def _print_verdict(verdict: "Verdict", quiet: bool, colored: bool) -> None:
         print(f"  - {escape_commands(sentence(reason))}", file=sys.stderr)
 
 
-def _same_file(report: str, baseline: str) -> bool:
-    """Return True if both paths name one file: compared with itself, it could show no change."""
+def _is_same_file(report: str, baseline: str) -> bool:
+    """Return True if both paths name the same file, whose comparison with itself could not show any change."""
     try:
         return os.path.samefile(report, baseline)
     except (OSError, ValueError):  # reading the file raises the proper error

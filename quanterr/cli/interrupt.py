@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and violated rules: they end a run early, with the result so far."""
+"""Ends a run early, with its partial result, on Ctrl-C, on SIGTERM or when a layer violates a rule."""
 
 import os
 import signal

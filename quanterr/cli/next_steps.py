@@ -1,4 +1,4 @@
-"""The command proposed below a result, ready to paste."""
+"""Proposes, below a result, the next command as a line that can be pasted."""
 
 import json
 import os

@@ -151,14 +151,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters.append(HELP_ALL)
     wrapper.rare = rare  # type: ignore[attr-defined]
     wrapper.__doc__ = wrap_help(inspect.getdoc(command) or "")
-    parameters.sort(key=_sort_key)
+    parameters.sort(key=_make_sort_key)
     del wrapper.__wrapped__  # typer would read the signature of the wrapped function
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper
 
 
-def _sort_key(parameter: inspect.Parameter) -> int:
+def _make_sort_key(parameter: inspect.Parameter) -> int:
     """Return a sort key: arguments first, then options in the order of their panels."""
     notes = getattr(parameter.annotation, "__metadata__", ())
     panel = next((note.rich_help_panel for note in notes if isinstance(note, OptionInfo)), "")

@@ -1,4 +1,4 @@
-"""The comparison of checkpoints; run.py has its steps."""
+"""Compares checkpoints; the steps of a comparison are in run.py."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -68,9 +68,10 @@ def compare_pair(
 def judge_loading(
     report: Report, quantized: Path | Checkpoint, asked: LoadingOptions, of_rules: Sequence[str], lenient: bool
 ) -> Report:
-    """Add whether runtimes load the quantized side: those of ``--for``, and ``of_rules``, which rules judge.
+    """Add whether runtimes load the quantized side: those of ``--for``, and those of rules (``of_rules``).
 
-    The verdict is inconclusive if one of ``--for`` does not. Under ``all``, which asks for a table, none has to.
+    The verdict is inconclusive if a runtime of ``--for`` does not load it. ``--for all`` only asks for a table, so that
+    no runtime has to.
     """
     runtimes = [*asked.runtimes, *of_rules]
     if not runtimes:
@@ -82,6 +83,6 @@ def judge_loading(
 
 
 def _add_reasons(report: Report, reasons: list[Reason]) -> Report:
-    """Return the report as inconclusive for more reasons."""
+    """Return the report with an inconclusive verdict and these reasons before its former ones."""
     before = list_reasons(report) if report.verdict == "inconclusive" else []
     return replace(report, verdict="inconclusive", **store_reasons([*reasons, *before]))

@@ -193,7 +193,7 @@ class ReportBuilder:
         return layer
 
     def _end_batch(self) -> None:
-        """Merge the batch into its groups: batching avoids adding each small expert to several groups."""
+        """Merge the batch into its groups; without batches, each small expert would be added to several groups."""
         if not self._batch.measured.layers:
             return
         self._batch.measured.sort()
@@ -289,7 +289,7 @@ class ReportBuilder:
             gates=[],
             aggregate=self._all.aggregate(),
             groups={
-                division: {key: group.aggregate() for key, group in sorted(groups.items(), key=_natural_key)}
+                division: {key: group.aggregate() for key, group in sorted(groups.items(), key=_make_natural_key)}
                 for division, groups in self._groups.items()
             },
             layers=[layer for layer in self._layers if len(layer.tensor_shape) > 1],
@@ -373,8 +373,8 @@ def _make_header(pair: Pair) -> JsonObject:
         "format": y.format,
         "original_format": x.format,
         "comfy_format": y.comfy_format,
-        "original_dtype": reported_dtype(x.codes.dtype),
-        "quantized_dtype": reported_dtype(y.codes.dtype),
+        "original_dtype": name_torch_dtype(x.codes.dtype),
+        "quantized_dtype": name_torch_dtype(y.codes.dtype),
         "tensor_shape": x.shape,
         "tensor_elements": x.n,
         "original_bytes": x.nbytes,
@@ -383,7 +383,7 @@ def _make_header(pair: Pair) -> JsonObject:
 
 
 @cache  # layers share the string
-def reported_dtype(dtype: str) -> str:
+def name_torch_dtype(dtype: str) -> str:
     """Return the name that reports use for a stored dtype."""
     if dtype in BLOCKS:
         return f"ggml.{dtype.lower()}"
@@ -478,7 +478,7 @@ def _make_format_notes(weights: Sequence[Weight]) -> dict[str, FormatNote]:
     return notes
 
 
-def _natural_key(item: tuple[str, LayerGroup]) -> list[tuple[int, str]]:
-    """Sort key that puts layers.2 before layers.10."""
+def _make_natural_key(item: tuple[str, LayerGroup]) -> list[tuple[int, str]]:
+    """Return a sort key that puts layers.2 before layers.10."""
     numbers = [(parse_digits(part), part) for part in item[0].split(".")]
     return [(-1, part) if number is None else (number, "") for number, part in numbers]

@@ -23,7 +23,7 @@ def count_own_cores() -> int:
 
 
 def choose_device(name: str, kernel: Kernel | None) -> torch.device:
-    """Return the device of that name for a comparison; ``auto`` is the one that is expected to be faster.
+    """Return the device of that name for a comparison; ``auto`` chooses the device that is expected to be faster.
 
     An accelerator that was not measured is expected to be as fast as the fastest that was. Without the compiled kernel,
     any accelerator is faster than the CPU. If the CPU is chosen although there is an accelerator, a notice says why.

@@ -1,4 +1,4 @@
-"""A sweep over a sample of rows, which estimates the result for all rows and its margin."""
+"""Estimates the result of a sweep, and the margin of the estimate, from a sample of rows."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ from math import prod
 
 from quanterr.advice.kept_layers import Budget
 from quanterr.checkpoints import Checkpoint
-from quanterr.comparison.assembly import reported_dtype
+from quanterr.comparison.assembly import name_torch_dtype
 from quanterr.comparison.inputs import open_inputs
 from quanterr.comparison.journal import digest_file
 from quanterr.comparison.scheduler import Progress
@@ -95,7 +95,7 @@ def _estimate(
                 StoredSizes(entry.nbytes, entry.nbytes),
                 0.0,
                 None,
-                reported_dtype(entry.dtype),
+                name_torch_dtype(entry.dtype),
                 False,
             )
             for name, entry in checkpoint.entries.items()
@@ -241,7 +241,7 @@ def _make_rankable(
     signals: dict[str, float],
     others: dict[str, StoredTensor],
 ) -> Rankable:
-    """Make the ranking entry of a recipe; all recipes use the same ``signals``, whichever rows each was measured on.
+    """Make the ranking entry of a recipe; all recipes use the same ``signals``, even if measured on other rows.
 
     ``others`` are the tensors that the recipe does not quantize.
     """
@@ -252,7 +252,7 @@ def _make_rankable(
         form = read_weight(file).format
         formats[form] = formats.get(form, 0) + 1
         n = file.source.rows * file.source.cols
-        dtype, noise = reported_dtype(file.source.dtype), result.ratio * signals[name]
+        dtype, noise = name_torch_dtype(file.source.dtype), result.ratio * signals[name]
         sizes = StoredSizes(matrices[name].nbytes, file.size)
         tensors[name] = StoredTensor(form, n, sizes, noise, signals[name], dtype, True, find_margin([result]))
     worst = min(known, key=lambda name: -known[name].ratio)

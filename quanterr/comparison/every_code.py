@@ -1,4 +1,4 @@
-"""What each tensor of the quantized side is of the original, and the checksums of all files: ``--every-code``."""
+"""Finds out how each quantized tensor follows from the original, and hashes all files, for ``--every-code``."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def _mark_interrupted(report: Report) -> Report:
 
 @contextmanager
 def hash_files(checkpoints: Sequence[Checkpoint]) -> Iterator[Iterator[tuple[CheckpointFile, str]]]:
-    """Compute the SHA-256 of all files in threads, beside the other work; yield each file with its sum."""
+    """Compute the SHA-256 of all files in threads while other work goes on; yield each file with its checksum."""
     files = list(dict.fromkeys(file for checkpoint in checkpoints for file in checkpoint.files))
     with map_in_threads(lambda file, _: compute_sha256(file), files, [None] * HASHING_THREADS) as sums:
         yield zip(files, sums, strict=True)

@@ -1,4 +1,4 @@
-"""The last results of a pair, after its sums: its largest error, its scales, its sample, and whether it is a copy."""
+"""Completes the result of a pair after its sums: largest error, scales, sample, and whether it is a copy."""
 
 from quanterr.checkpoints.fingerprints import compute_fingerprint
 from quanterr.formats.shared.scale_grid import iterate_scales

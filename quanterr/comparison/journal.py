@@ -179,7 +179,7 @@ def _describe_option(path: str) -> str:
 
 
 def _list_journals(path: str | os.PathLike[str]) -> list[str]:
-    """Return the existing journals of a run, from any number of processes."""
+    """Return the paths of the existing journals of a run, whose number of processes may differ from this run's."""
     first = Path(path)
     of_rank = re.compile(re.escape(first.name) + r"\.([1-9][0-9]*)")
     matches = map(of_rank.fullmatch, sorted(os.listdir(first.parent)))

@@ -54,7 +54,7 @@ def iterate_pairs(original: Side, quantized: Side, **options: Any) -> Iterator[T
 
 
 def _is_of_numbers(pair: Pair) -> bool:
-    """Return whether both sides have values, which are not only compared for equality."""
+    """Return whether both sides have numbers, rather than bits that can only be compared for equality."""
     return all(side.encoding != "bits" and side.refusal is None for side in (pair.original, pair.quantized))
 
 

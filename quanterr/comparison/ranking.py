@@ -123,7 +123,7 @@ def _rank(
     rules: PreparedRules,
     loading: LoadingOptions,
 ) -> Ranking:
-    """Compare and judge candidates and recipes, and rank them under these names."""
+    """Compare, judge and rank candidates and recipes under these names."""
     keep = None if keep_original is None else parse_budget(keep_original)
     named = [
         (name, candidate)

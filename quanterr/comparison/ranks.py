@@ -86,7 +86,7 @@ class Ranks:
             time.sleep(POLL_SECONDS)
 
     def parts(self) -> list[PartialTask]:
-        """Return, on rank 0 after all ranks are done, their parts of weights that several ranks computed together."""
+        """Return the parts of weights that several ranks computed; rank 0 calls it after all ranks are done."""
         by_task: dict[tuple[int, tuple[int, int]], PartialTask] = {}
         for other in range(1, self.world):
             if not self.group.has(f"parts/{other}"):

@@ -38,15 +38,14 @@ from quanterr.util.waiting import allow_stop
 Result = TypeVar("Result")
 
 CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: few, so that several recipes find its rows in the cache
-PIECE_ELEMENTS = 1 << 26  # elements of a larger weight that one of several processes claims at once
-SMALL_ELEMENTS = 1 << 17  # elements below which Python dominates the work, so one thread handles all such weights
-RANGES_READ_AHEAD = 8  # ranges that are read ahead
+PIECE_ELEMENTS = 1 << 26  # size of the pieces in which several processes share a larger weight
+SMALL_ELEMENTS = 1 << 17  # below this size Python takes most of the time, so one thread handles all such weights
+RANGES_READ_AHEAD = 8
 MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
 DEVICE_THREADS = 4
-POLL_INTERVAL = 0.02  # seconds between two checks of how far the workers are
-SCRATCH_BYTES = (
-    16 << 20
-)  # bytes of freed memory to keep for further small weights: fresh pages cost more than arithmetic
+POLL_INTERVAL = 0.02  # seconds between two checks of the progress of the workers
+# Freed memory to keep for further small weights: getting fresh pages from the system takes longer than arithmetic.
+SCRATCH_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class ChunkRange(NamedTuple):
 
 
 class PartialTask(NamedTuple):
-    """The part of a task that one of several processes has computed."""
+    """The part of a task that this process computed, while other processes computed the rest."""
 
     task: tuple[int, int]  # candidate and number of its first job
     goes: int  # number of ranges in it
@@ -191,7 +190,7 @@ class Scheduler:
     def _count_ranges(self, number: int) -> int:
         return -(-len(self._cut(number)) // CHUNKS_AT_ONCE)
 
-    def _next_ranges(self, small_too: bool) -> list[ChunkRange]:
+    def _take_next_ranges(self, small_too: bool) -> list[ChunkRange]:
         """Return the next range, or several ranges of small weights; an empty list at the end."""
         with self._lock:
             if self._stop.is_set() or self._ended.is_set():
@@ -230,7 +229,7 @@ class Scheduler:
     def _work_through(self, worker: Worker, small_too: bool) -> None:
         """Compare and finish ranges of tasks; small ones are compared by the kernel while others are finished."""
         compared: list[tuple[int, list[Sums]]] = []
-        while ranges := self._next_ranges(small_too):
+        while ranges := self._take_next_ranges(small_too):
             worker.begin([job.pair for span in ranges for job in self._tasks[span.number]])
             self._finish_tasks(worker, compared)
             compared = [(span.number, self._merge(span, self._sum_range(worker, span))) for span in ranges]

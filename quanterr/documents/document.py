@@ -40,7 +40,7 @@ class Result:
     ROWS: ClassVar[str] = "view"
 
     def _views(self) -> ModuleType:
-        """Return the room that shows results.
+        """Return the package that shows results.
 
         Documents import nothing else of the rooms above, and this on use and by name: users call ``plot()``, ``save()``
         and the like of a result itself.
@@ -97,16 +97,16 @@ class Result:
             pandas = import_module("pandas")
         except ImportError as error:
             raise UsageError("to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(list(self._frame_rows() if items is None else self._flat_rows(items)))
+        return pandas.DataFrame(list(self._iterate_frame_rows() if items is None else self._flatten_items(items)))
 
-    def _flat_rows(self, items: str) -> Iterator[JsonObject]:
+    def _flatten_items(self, items: str) -> Iterator[JsonObject]:
         lists = {name: value for name, value in list_fields(self) if isinstance(value, list)}
         if items not in lists:
             known = listed(list(lists), 20)
             raise UsageError(f"items: {display(items)} is no list of {with_article(self.noun)}; choose {known}")
         return map(_flatten, lists[items])
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         """Yield the rows of the data frame."""
         raise NotImplementedError
 
@@ -161,7 +161,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         """The program that made the document, with its version."""
         return f"{self.tool.name} {self.tool.version}"
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         return map(asdict, getattr(self, next(iter(self.ITEMS))))
 
     def metrics(self) -> dict[str, float]:
@@ -189,7 +189,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
     def write_json(self, file: IO[str]) -> None:
         """Write the document as strict ASCII JSON, one item per line, so that a large one is never in memory twice."""
         crc, separator = 0, "{\n"
-        for name, value in self._stored_fields():
+        for name, value in self._iterate_stored_fields():
             if name == "run":
                 file.write(f'{separator}"checksum": "{crc:08x}"')
             for piece in _split_json(f'{separator}"{name}": ', value):
@@ -198,16 +198,16 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
             separator = ",\n"
         file.write("\n}\n")
 
-    def _stored_fields(self) -> Iterator[tuple[str, object]]:
+    def _iterate_stored_fields(self) -> Iterator[tuple[str, object]]:
         """Yield the keys and values of the JSON; subclasses may add some."""
-        yield from self._own_fields().items()
+        yield from self._collect_fields().items()
 
-    def _own_fields(self) -> JsonObject:
+    def _collect_fields(self) -> JsonObject:
         return dict(zip(self.__struct_encode_fields__, astuple(self), strict=True))
 
     def json_lines(self) -> Iterator[str]:
         """Yield the lines of the JSON Lines output: the document without its ITEMS, then the items."""
-        head = {key: value for key, value in self._own_fields().items() if key not in self.ITEMS}
+        head = {key: value for key, value in self._collect_fields().items() if key not in self.ITEMS}
         records = {record: len(getattr(self, name)) for name, record in self.ITEMS.items()}
         yield dumps({"record": self.noun, **head, "records": records}) + "\n"
         for name, record in self.ITEMS.items():

@@ -106,7 +106,7 @@ class HasGates(Protocol):
 
     @property
     def reasons_by(self) -> Sequence[Giver] | None:
-        """What gave each reason; None in older documents."""
+        """Where each reason comes from; None in older documents."""
 
     @property
     def gates(self) -> Sequence[Gate]:
@@ -114,7 +114,7 @@ class HasGates(Protocol):
 
 
 def list_reasons(judged: HasGates) -> list[Reason]:
-    """Return the reasons of a verdict; in older documents, each that is not a gate's message is the result's own."""
+    """Return the reasons of a verdict; in older documents, those that are no gate's message belong to the result."""
     if judged.reasons_by is not None and len(judged.reasons_by) == len(judged.reasons):
         return list(map(Reason, judged.reasons, judged.reasons_by))
     messages = {gate.message for gate in judged.gates}

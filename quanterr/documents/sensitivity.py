@@ -1,4 +1,4 @@
-"""Reader of files from ``evaluate --sensitivity-out``: sensitivities of weights, and the measured cost of recipes."""
+"""Reads files of ``evaluate --sensitivity-out``: sensitivities of weights, and the measured costs of recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ SHARE_OUTSIDE = 0.05  # expected share of measurements outside a prediction's in
 
 
 class Cost(NamedTuple):
-    """The cost that errors of weights cause: its name, its field in files, and up to where it follows NMSE."""
+    """A cost that errors of weights cause: its name, its field in files, and up to which value it is linear in NMSE."""
 
     name: str
     field: str

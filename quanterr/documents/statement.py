@@ -132,7 +132,7 @@ def write(report: Report, file: IO[str]) -> None:
 
 
 def read_statement(path: str | os.PathLike[str]) -> Statement:
-    """Read a statement, and check that it is as quanterr wrote it.
+    """Read a statement, and check that nobody edited it after quanterr wrote it.
 
     Raises:
         ReportError: the file is missing, no statement of origin, of an unknown version, or edited.

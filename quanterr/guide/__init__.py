@@ -111,7 +111,7 @@ def _find_texts(listings: "Sequence[Kind]", name: str) -> list[str]:
 
 
 def list_names(listings: "Sequence[Kind]") -> list[str]:
-    """Return the names of entries, and the other words for them, each once."""
+    """Return the names of entries and their synonyms, without duplicates."""
     entries = (entry for list_entries in listings for entry in list_entries())
     return list(dict.fromkeys(name for entry in entries for name in (entry.name, *entry.also)))
 
@@ -267,7 +267,7 @@ LATER_KINDS = (list_formats, list_recipes)  # importing them takes longer, and r
 
 
 def _suggest(name: str, names: Sequence[str]) -> str:
-    """Return the nearest names as the end of a sentence."""
+    """Return a suggestion of similar names, with which a message ends."""
     part = [known for known in names if len(name) > 2 and name in known]
     near = list(dict.fromkeys([*get_close_matches(name, names, 4), *part]))[:6]
     return f"did you mean {', '.join(near)}?" if near else "quanterr guide lists the pages"

@@ -124,7 +124,7 @@ def _gather_contents(side: CheckpointSide, recognized: Mapping[str, tuple[Weight
 
 
 def _run_checks(contents: Contents, with_values: bool) -> list[Finding]:
-    """Run the checks of one checkpoint, after a pass over its values if these are asked for."""
+    """Run the checks of one checkpoint; with ``with_values``, read all its values first."""
     if not with_values:
         return list(run_checks_alone(contents, DECLARED))
     collected = collect_values(contents.pairing.pairs)
@@ -144,7 +144,7 @@ def _describe_run(clock: Clock, checkpoint: Checkpoint, asked: InspectOptions) -
 def _bound_decoding(
     hardware: str, bandwidth: float, weights: list[StoredWeight], checkpoint: Checkpoint
 ) -> DecodeBound:
-    """Return the bound that bandwidth sets on decoding; it leaves out embeddings, except one that is also the head."""
+    """Return the bound that bandwidth sets on decoding; embeddings do not count, unless one is also the head."""
     has_head = any(weight.role == "head" for weight in weights)
     experts = sum(weight.bytes for weight in weights if _is_expert(weight.name))
     share, why = _find_active_experts(checkpoint) if experts else (1.0, None)

@@ -1,4 +1,4 @@
-"""Comparison of a checkpoint's files with the checksums that the hub states."""
+"""Compares the files of a checkpoint with the checksums that the hub states."""
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.checkpoints.checksums import compute_sha256, find_stated_sha256
@@ -13,7 +13,7 @@ MISMATCH = "checksum_mismatch"
 
 
 def verify(checkpoint: Checkpoint) -> tuple[int, list[Finding]]:
-    """Read all files for which the hub states a checksum; return how many are right, and findings about the others.
+    """Read all files for which the hub states a checksum; return how many match, and findings about the other files.
 
     Raises:
         UsageError: the hub states no checksum for any file.

@@ -105,7 +105,7 @@ class _Keywords:
         return resolved
 
     def describe(self, docstring: str) -> str:
-        """Return the docstring with a section of the keywords, before that of the errors."""
+        """Return the docstring with a section about the keywords, inserted before the section about errors."""
         texts = [self._describe_keyword(name) for name in self.signature.parameters if name in self.notes]
         summary, raises, errors = docstring.partition("\n\nRaises:")
         return "\n".join([f"{summary}\n\nKeyword Args:", *texts]) + f"{raises}{errors}"

@@ -1,4 +1,4 @@
-"""Whether a quantized checkpoint is its original, rounded, and nothing else: every stored code is looked at.
+"""Decides by every stored code whether a quantized checkpoint is its original after rounding, without other changes.
 
 places.py     elements that are not as expected: how many, in how many rows, and where
 copies.py     tensors that are not quantized: the original's bits, or their cast

@@ -1,4 +1,4 @@
-"""The class of each tensor, from the pass over its codes and from the findings about it.
+"""Derives the class of each tensor from the pass over its codes and from the findings about it.
 
 Codes of a method that moves errors, learns a rounding or folds factors are not the nearest. They are `compensated` if
 the method is declared, if there are as many as such a method leaves, if they are as near as it leaves them, and if no
@@ -123,7 +123,7 @@ class _Classifier:
 
 
 def _explain_moved(method: Method, places: Places, n: int, weighted: bool) -> str | None:
-    """Return the method that leaves so many codes beside the nearest, in words; None if there is none."""
+    """Describe the method that explains so many codes that are not the nearest; return None if none does."""
     moved, far, several = places.n / n, places.steps[2] / n, places.steps[1] + places.steps[2]
     if method.may_compensate and moved >= MIN_MOVED_SHARE and far <= MAX_FAR_SHARE:
         return f"a method that compensates errors is {'declared' if method.compensates else 'common in such files'}"

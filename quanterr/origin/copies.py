@@ -1,4 +1,4 @@
-"""Whether a tensor that is not quantized holds the original's bits, or those of a cast to its dtype.
+"""Tests whether an unquantized tensor holds the bits of the original, or of the original cast to its dtype.
 
 y is x itself, or x rounded to the dtype of y, to nearest, ties to even; perhaps to 16 bits before, as programs load
 models. An original of fewer digits than y is no such x: the other digits could hold anything.
@@ -11,7 +11,7 @@ from quanterr.tensors.workspace import find_dtype
 
 
 class CopyTest:
-    """A test, chunk by chunk; it keeps the ways in which all chunks so far may have been cast."""
+    """Tests a tensor chunk by chunk, and keeps the casts that explain all chunks so far."""
 
     def __init__(self, pair: Pair) -> None:
         """Prepare the test of a pair whose sides are both plain numbers, or whose values were all equal."""

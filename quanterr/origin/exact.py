@@ -1,4 +1,4 @@
-"""The deterministic recipe that may have made a weight, and the values that it gives for the original.
+"""Finds the deterministic recipe that may have made a weight, and quantizes the original by it.
 
 All of a weight follows from the original then, its scales too. The recipe makes the weight again, which is compared
 value by value, with the signs of zeros: so an order of rows, or of tiles, that both sides share makes no difference.
@@ -25,7 +25,7 @@ MICROSCALED = {"ct_mxfp4": "mxfp4", "mxfp4": "mxfp4", "ct_nvfp4": "nvfp4", "nvfp
 
 
 def find_recipe(weight: Weight) -> Recipe | None:
-    """Return the recipe for the layout of a weight; None if none stores it so."""
+    """Return the recipe that stores weights in the layout of this weight; None if there is none."""
     name = _name_recipe(weight)
     return None if name is None else parse_recipe(name)
 

@@ -1,4 +1,4 @@
-"""Whether each code is the nearest level to the original's value, under the stored scales: the specification.
+"""Specifies whether each code is the level nearest to the original's value, under the stored scales.
 
 A code is the nearest if no other level of its scale and zero point is nearer; at a tie either is, and so is the first
 or last level for what lies beyond it. Programs round x / scale in the arithmetic of the dtypes that they load, and may
@@ -92,7 +92,7 @@ def pick(x: Tensor, y: Tensor, scales: Scaling, places: Tensor) -> tuple[Tensor,
 
 
 def _find_margins(levels: Levels, x: Tensor, scales: Scaling, arithmetic: Arithmetic) -> Tensor:
-    """Return by how much the bounds of each element may be off, (r, c) float64."""
+    """Return the possible error of the bounds between levels at each element, (r, c) float64."""
     sizes = x.double().abs()
     if scales.shift is not None:
         sizes = sizes + scales.shift.double().abs()

@@ -1,4 +1,4 @@
-"""Elements of a weight that are not as expected: how many there are, in how many rows, and where the first ones are."""
+"""Counts the elements of a weight that are not as expected, and their rows, and keeps the places of the first ones."""
 
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk

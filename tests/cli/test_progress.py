@@ -55,7 +55,7 @@ def test_line_shows_share_rate_remaining_time_and_layer(clock, capsys):
 
 
 def test_bar_shows_bytes_rate_and_layer(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setattr(progress, "BAR_DELAY", 0)
     monkeypatch.setenv("COLUMNS", "120")
     bar = Bar()
     bar(Progress(4 * GIB, GIB, "layers.0.weight", total_weights=40, done_weights=11))
@@ -76,7 +76,7 @@ def test_undrawn_bar_can_be_closed():
 
 
 def test_narrow_bar_shows_share_count_and_both_name_ends(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setattr(progress, "BAR_DELAY", 0)
     monkeypatch.setenv("COLUMNS", "50")
     bar = Bar()
     bar(Progress(4 * GIB, GIB, "model.layers.17.mlp.down_proj.weight", total_weights=40, done_weights=11))

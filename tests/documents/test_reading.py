@@ -403,7 +403,7 @@ def test_report_cut_anywhere_is_refused(report, tmp_path_factory, data):
         read_metrics(path)
 
 
-BLOCKS = st.integers(1, 20_000).map(lambda size: patch.object(checksum, "BLOCK", size))
+BLOCKS = st.integers(1, 20_000).map(lambda size: patch.object(checksum, "READ_BYTES", size))
 
 
 @given(data=st.data())

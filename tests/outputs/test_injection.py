@@ -93,7 +93,7 @@ def test_name_in_the_progress_is_only_text(name, monkeypatch, capsys):
 
 @every_name
 def test_name_in_the_bar_is_only_text(name, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setattr(progress, "BAR_DELAY", 0)
     bar = Bar()
     bar(Progress(100, 1, name))
     bar(Progress(100, 50, name))

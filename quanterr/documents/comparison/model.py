@@ -140,11 +140,11 @@ class Report(Document, kw_only=True):
     origin: Annotated[list[TensorOrigin], doc("only with --every-code: what each tensor is of the original")] = []
     run: RunInfo
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         return self.listing.frame_rows(self)  # type: ignore[no-any-return]
 
-    def _stored_fields(self) -> Iterator[tuple[str, object]]:
-        for name, value in super()._stored_fields():
+    def _iterate_stored_fields(self) -> Iterator[tuple[str, object]]:
+        for name, value in super()._iterate_stored_fields():
             if name == "run":
                 yield "records", {key: len(getattr(self, key)) for key in LISTS}
             yield name, value

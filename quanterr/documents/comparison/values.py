@@ -220,7 +220,7 @@ def _make_items(report: Report) -> list[Item]:
 
 
 def _find_unreliable(report: Report, troubles: list[Reason]) -> list[Reason]:
-    """Return why the verdict can only be inconclusive; checks the content, too: the stored verdict may be edited."""
+    """Return why the verdict can only be inconclusive, by the content too, as the stored verdict may be edited."""
     if report.verdict == "inconclusive":
         if reasons := list_own_reasons(report) or troubles:
             return reasons

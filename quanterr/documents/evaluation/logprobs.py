@@ -97,7 +97,7 @@ def _read_choice(choice: object, where: str) -> list[object]:
 def compute_perplexity(path: str, lines: list[list[float]]) -> Perplexity:
     """Return exp(mean of -ln p) with its standard error."""
     values = [-number for line in lines for number in line]
-    mean, error = _mean(values)
+    mean, error = _compute_mean(values)
     return Perplexity(path, len(values), len(lines), exp(mean), exp(mean) * error)
 
 
@@ -114,11 +114,11 @@ def compute_ratio(lines: list[list[float]], baseline: list[list[float]]) -> Rati
             f"{len(lines):,} in the other file: both must be about the same tokens"
         )
     pairs = zip(lines, baseline, strict=True)
-    mean, error = _mean([b - a for line, base_line in pairs for a, b in zip(line, base_line, strict=True)])
+    mean, error = _compute_mean([b - a for line, base_line in pairs for a, b in zip(line, base_line, strict=True)])
     return Ratio(mean, error, exp(mean))
 
 
-def _mean(values: list[float]) -> tuple[float, float]:
+def _compute_mean(values: list[float]) -> tuple[float, float]:
     n = len(values)
     mean = sum(values) / n
     return mean, sqrt(sum((value - mean) ** 2 for value in values) / n / (n - 1))

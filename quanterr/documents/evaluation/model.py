@@ -489,7 +489,7 @@ class Evaluation(Document, kw_only=True):
 
     def json_lines(self) -> Iterator[str]:
         """Yield the evaluation without its weights, then a line per weight of each candidate."""
-        head = self._own_fields()
+        head = self._collect_fields()
         del head["candidates"]  # they come last
         kept = [name for name in Evaluated.__struct_fields__ if name != "weights"]
         head["candidates"] = [{name: getattr(candidate, name) for name in kept} for candidate in self.candidates]
@@ -500,7 +500,7 @@ class Evaluation(Document, kw_only=True):
             for weight in candidate.weights:
                 yield f'{{"record": "weight", "candidate": {name}, {dumps(weight)[1:]}\n'
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         for candidate in self.candidates:
             for weight in candidate.weights:
                 yield {"candidate": candidate.name} | asdict(weight)

@@ -1,4 +1,4 @@
-"""Paired test of which of two candidates is nearer to the original, over the chunks that both read."""
+"""Tests which of two candidates is nearer to the original, by a paired test over the chunks that both read."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -216,7 +216,7 @@ class Ranking(Document, kw_only=True):
         """The gates of all candidates."""
         return [gate for candidate in self.candidates for gate in candidate.gates]
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         plain = [
             name
             for name in Candidate.__struct_fields__

@@ -1,4 +1,4 @@
-"""The scores of an evaluation, added to the candidates of a ranking."""
+"""Adds the scores of an evaluation to the candidates of a ranking."""
 
 import os
 from collections.abc import Sequence

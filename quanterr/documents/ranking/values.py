@@ -33,10 +33,10 @@ VOCABULARY = Vocabulary(
 
 def list_subjects(ranking: Ranking) -> list[Subject]:
     """Return the candidates."""
-    return [_subject(ranking, candidate) for candidate in ranking.candidates]
+    return [_make_subject(ranking, candidate) for candidate in ranking.candidates]
 
 
-def _subject(ranking: Ranking, candidate: Candidate) -> Subject:
+def _make_subject(ranking: Ranking, candidate: Candidate) -> Subject:
     layers = [
         Item(layer.layer_name, "layer", choice)
         for layer in ranking.layers

@@ -63,5 +63,5 @@ class CandidateDiff(Difference):
     added: list[str]  # names of candidates
     gone: list[str]
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         return self.rows()

@@ -79,7 +79,7 @@ class Diff(Difference):
     undefined: list[str] = field(default_factory=list)
     layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
 
-    def _frame_rows(self) -> Iterator[JsonObject]:
+    def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         return map(msgspec.structs.asdict, self.layers)
 
     def to_dict(self) -> JsonObject:
