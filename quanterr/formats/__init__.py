@@ -418,7 +418,7 @@ def _explain_nearest(candidates: "Iterable[_Candidate]", stored: Parts, siblings
             except FormatMismatch as mismatch:
                 description = partial(str, str(mismatch))
         near = len(candidate.templates), candidate.named, candidate.problem is None
-        if near >= nearest:  # on a tie the last format wins, as it needs the least
+        if near >= nearest:  # on a tie the last format wins, as it needs the fewest tensors
             nearest, reason = near, description
     return reason()
 

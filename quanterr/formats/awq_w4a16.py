@@ -2,14 +2,14 @@
 
     weight          i8                (rows, cols / 2), two codes per byte, the first column in the low nibble
     weight_scale    f32, bf16, f16    (cols / group, rows)
-    weight_zero     f32, bf16, f16    (cols / group, rows); weight_zeros in comfy-kitchen's own files
+    weight_zero     f32, bf16, f16    (cols / group, rows); weight_zeros in files of comfy-kitchen
 
     weight[r, c] = float32(code[r, c] - 8) * float32(weight_scale[c // group, r])        rounded
                    + float32(weight_zero[c // group, r])                                 rounded
 
 The group follows from the shapes; a label with another group_size causes a warning. A modulation layer taken over from
-Nunchaku may have interleaved rows (shared/adanorm_rows.py). The file does not show it: interleaving is tried if the
-plain reading is wrong.
+Nunchaku may have interleaved rows (shared/adanorm_rows.py). The file does not show it: interleaving is tried if rows
+in order do not match the original.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/tensor/awq_w4a16.py; Comfy-Org/comfy-quants@55f0a26
 formats/awq_w4a16.py.

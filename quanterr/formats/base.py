@@ -66,7 +66,7 @@ Dequantize = Callable[[Chunk, Workspace], Values]
 class PartSpec(Struct, frozen=True):
     """A stored tensor that a format needs: its possible names and dtypes.
 
-    In a name, ``{weight}`` stands for the weight's name, ``{module}`` for that name without ``.weight`` (skipped if the
+    In a name, ``{weight}`` is the weight's name, ``{module}`` for that name without ``.weight`` (skipped if the
     name does not end in it), and ``{private}`` for X._weight if the weight is X.weight.
     """
 

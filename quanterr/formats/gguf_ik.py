@@ -25,7 +25,7 @@ float32, and of Q8_KV its d, float32, and 4 unused bytes. The types â€¦_R4 and â
 
 The places of all bits are LAYOUTS below, in the notation of shared/ggml_fields.py; levels, shifts and the offsets of
 scales are NUMBERS. IQ6_K: ((code * 0.0011972 - 0.11218) * code + 6.2568) * code - 127, each operation rounded to
-float32; kernels that multiply matrices round it to an integer. A code of IQ2_KL stands for two elements.
+float32; kernels that multiply matrices round it to an integer. A code of IQ2_KL gives two elements.
 
 IQ4_KSS: 64 words of 16 bits. The lowest bits of 8 words are the scale byte that IQ4_KS has for these 32 elements, and
 what is left of a word, w ^ w >> 1, is two bytes of its codes.

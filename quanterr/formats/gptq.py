@@ -169,7 +169,7 @@ def _find_bits_and_cols(parts: Parts) -> tuple[int, int]:
         for bits, cols in cols_by_bits.items()
         if zero_point.shape[1] == -(-rows * bits // container) and (original_cols is None or original_cols <= cols)
     ]
-    if len(fitting) > 1 and original_cols is not None:  # very few rows: prefer the bits that leave the least padding
+    if len(fitting) > 1 and original_cols is not None:  # very few rows: prefer the bits with minimum padding
         fitting = [bits for bits in fitting if codes.shape[0] == -(-original_cols * bits // container)] or fitting
     named = read_declared_bits(parts)
     bits = fitting[0] if len(fitting) == 1 else named

@@ -136,11 +136,11 @@ def fit_linear(parts: Parts) -> Weight:
         raise FormatMismatch(
             f"{codes} does not hold {list(shape)} codes of {element[2]} bits in whole bytes of each row"
         )
-    readings = []
+    weights = []
     for is_transposed in _list_orientations(parts, fields, shape):
         blocks = _fit_blocks(parts, fields, shape, is_transposed)
-        readings.append(_make(parts, shape[::-1] if is_transposed else shape, blocks, element, 0))
-    return readings[0].with_alternatives(readings[1:])
+        weights.append(_make(parts, shape[::-1] if is_transposed else shape, blocks, element, 0))
+    return weights[0].with_alternatives(weights[1:])
 
 
 def fit_float(parts: Parts) -> Weight:

@@ -68,7 +68,7 @@ def fit_bytes(parts: Parts) -> Weight:
 def fit_packed(code_bits: int, parts: Parts) -> Weight | None:
     """Return the weight of packed codes if they have ``code_bits`` bits.
 
-    For one or two groups, codes of 2 and of 4 bits take one row alike, so config.json or else the original decides.
+    For one or two groups, codes of 2 and of 4 bits both take one row, so config.json or else the original decides.
     """
     codes, scale, shift = parts.codes, parts["scale"], parts["shift"]
     if len(codes.shape) < 2 or scale.n != shift.n or not scale.n:

@@ -96,7 +96,7 @@ class NumberType(NamedTuple):
 
     @property
     def levels(self) -> Levels:
-        """The values that codes can stand for."""
+        """The values that codes can have."""
         if not self.exponent:
             return uniform(self.bits)
         values = sorted(set(_list_values(self)))

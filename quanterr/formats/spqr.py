@@ -8,7 +8,7 @@
 
 Bits of a word, low first: 3 for the code of the scale, 3 for the zero point, 16 · 3 for codes, and 8, which in two rows
 together make a byte of four float16: scale and zero point of the scales, ss and sz, and of the zero points, zs and
-zz, stored as ss, zs, sz, zz. In float16, each operation rounded, like the producer's own dequantize:
+zz, stored as ss, zs, sz, zz. In float16, each operation rounded, like the producer's dequantize:
 
     scale = ss * (scale code - sz)        zero = zs * (zero code - zz)
     stored[r, c] = float16(float32(scale * (code - zero)) + float32(outlier of r, c))

@@ -168,7 +168,7 @@ def _fit_layout(parts: Parts, settings: JsonFields, rows: int, cols: int) -> Vpt
     packed = indices.dtype == "I32"
     if (res_centroids is not None and not packed) != (parts.get("res_indices") is not None):
         raise FormatMismatch(
-            f"{indices}: residual indices should be a tensor of their own for I16 indices, else packed with them"
+            f"{indices}: residual indices should be a separate tensor for I16 indices, else packed with them"
         )
     outliers = _fit_outliers(parts, settings, rows)
     groups, main_cols = indices.shape[0], cols - (parts["outlier_indices"].shape[2] if outliers else 0)

@@ -56,7 +56,7 @@ def split_chunks(chunks: Iterable[Chunk], size: int) -> list[Chunk]:
 
 @lru_cache(maxsize=1 << 10)  # many weights have the same shape
 def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (rows, cols) of the matrix that stands for a weight of this shape."""
+    """Return (rows, cols) of the matrix as which a weight of this shape is handled."""
     if len(shape) < 2:
         return 1, prod(shape)
     if len(shape) == 3 and shape[2] >= KERNEL_WIDTH:

@@ -12,7 +12,7 @@ from quanterr.options import DEVICE_CHOICES, KNOWN_DEVICES
 from quanterr.util.processes import this_process
 from quanterr.util.text import count, display
 
-NEEDED_DTYPES = ("float64", "float8_e4m3fn")  # sums are float64, and FP8 codes are decoded by torch's own cast
+NEEDED_DTYPES = ("float64", "float8_e4m3fn")  # sums are float64, and FP8 codes are decoded by torch's cast
 
 
 def check_name(name: str) -> None:

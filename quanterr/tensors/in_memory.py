@@ -71,7 +71,7 @@ class _Part(NamedTuple):
 class TensorsFile(CheckpointFile):
     """Tensors in memory as a file: its bytes are the data of a safetensors file with the same tensors.
 
-    Tensors on a device are copied when they are read, and tensors of a class with its own ``dequantize``, such as
+    Tensors on a device are copied when they are read, and tensors of a class that defines ``dequantize``, such as
     torchao's, are dequantized by it.
     """
 
@@ -87,12 +87,12 @@ class TensorsFile(CheckpointFile):
         self._parts: list[tuple[Entry, _Part]] = []
         self._recent: dict[str, Tensor] = {}
         self._lock = Lock()
-        for own, given in tensors.items():
-            tensor = as_tensor(f"{self}: {display(own)}", given)
-            part = self._describe(own, tensor)
+        for tensor_name, value in tensors.items():
+            tensor = as_tensor(f"{self}: {display(tensor_name)}", value)
+            part = self._describe(tensor_name, tensor)
             shape, dtype = tuple(tensor.shape), DTYPES[str(tensor.dtype)]
-            entry = Entry(own, dtype, shape, self, self.size, tensor.numel() * DTYPE_BITS[dtype] // 8)
-            self.entries[own] = entry
+            entry = Entry(tensor_name, dtype, shape, self, self.size, tensor.numel() * DTYPE_BITS[dtype] // 8)
+            self.entries[tensor_name] = entry
             self._parts.append((entry, part))
             self.size += entry.nbytes
         self._versions = self._read_versions()

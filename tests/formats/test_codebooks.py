@@ -257,7 +257,7 @@ REFUSED = {
     "vptq: residual indices with packed ones": (
         "vptq/handmade",
         changed("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
-        "residual indices should be a tensor of their own for I16 indices",
+        "residual indices should be a separate tensor for I16 indices",
     ),
     "vptq: indices of more bits": (
         "vptq/handmade",

@@ -16,7 +16,7 @@ def read_gemm(
 ) -> Decoder:
     """Return the decoder of the weight: (level - zero point) · scale.
 
-    The kernel reads codes of 4 bits, if rows are whole words. ``zero_levels`` has what codes of zero points stand for,
+    The kernel reads codes of 4 bits, if rows are whole words. ``zero_levels`` are the values of zero points' codes,
     if they are signed.
     """
     zero_point, is_native = parts.get("zero_point"), packing.name == "interleaved" and parts["scale"].shape[1] % 8 == 0

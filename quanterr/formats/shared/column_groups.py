@@ -46,11 +46,11 @@ class ColumnBlocks(Struct, frozen=True, gc=False):
         return self.size if self.n > 1 else 0
 
     def grid(self, entry: Entry, key: str = "scale", turned: bool = False, width: int = 0) -> Grid:
-        """Return the numbers of the blocks; ``width`` of them are stored for each row, if they are padded."""
+        """Return the grid of the blocks' numbers; ``width`` of them are stored for each row, if they are padded."""
         return Grid(entry, width or self.n, 0 if self.order else self.size, turned=turned, key=key)
 
     def packed(self, entry: Entry, packing: CodePacking, turned: bool = False, levels: tuple[float, ...] = ()) -> Grid:
-        """Return the zero points of the blocks, which are packed codes; ``levels`` has what they stand for."""
+        """Return the zero points of the blocks, which are packed codes; ``levels`` are their values."""
         return replace(self.grid(entry, "zero_point", turned), packing=packing, levels=levels)
 
 

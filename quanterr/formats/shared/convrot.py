@@ -34,7 +34,7 @@ def find_group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...
 
 
 def read_rotated(decoder: Decoder, padded: Padded) -> Decoder:
-    """Return the decoder of the weight in a stored matrix and undoes the rotation of its columns."""
+    """Return a decoder that cuts the weight from a stored matrix and undoes the rotation of its columns."""
     return read_padded(padded, replace(decoder, rotation=padded.step))
 
 

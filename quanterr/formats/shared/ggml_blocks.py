@@ -73,13 +73,13 @@ class BlockType(NamedTuple):
 
     @property
     def scale_steps(self) -> ScaleSteps | None:
-        """The whole numbers that scales of parts are, if codes have levels."""
+        """The integers that scales of parts can be, before d multiplies them; None if they are no integers."""
         numbers, layout, _ = self.blocks[self.name]
         if numbers.grid is not None or not layout.scales or numbers.scale_levels:
             return None
         scales, minima = (sum(f.kept.bit_count() for f in fields) for fields in (layout.scales, layout.minima))
         scales += len(layout.signs)
-        half = bool(numbers.signed or numbers.offset)  # of the numbers are negative
+        half = bool(numbers.signed or numbers.offset)  # half of the numbers are negative
         shared = 0 if layout.d == IN_HEAD else OF_NAME[self.name].elements // numbers.part
         return ScaleSteps(shared, (1 << scales - half) - 1, (1 << minima) - 1)
 

@@ -1,4 +1,4 @@
-"""The grids of ggml's IQ types, which give the group of magnitudes that each stored index stands for.
+"""The grids of ggml's IQ types, which give the group of magnitudes for each stored index.
 
 The entry of an index packs the level number of each element in 2 bits (IQ3: 4 bits), the lowest first, encoded in
 base85. The levels are in gguf_iq.py. IQ1_M uses the grid of IQ1_S.

@@ -51,7 +51,7 @@ DECLARING_SOURCES = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # they declare b
 
 
 class FittedGrid(NamedTuple):
-    """The scales of a weight, and why they are taken for them."""
+    """The scales of a weight, the block that shares each, and the reason why these blocks are assumed."""
 
     numbers: Grid
     granularity: str  # "tensor" | "row" | "block"
@@ -296,11 +296,13 @@ def _fit_matrix(
     grid_rows, grid_cols = grid
     if grid == (rows, 1):
         return FittedGrid(_make_grid(entry, rows, grid, (1, cols)), "row", _share_edges(1, cols), "one scale per row")
-    fewest = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
+    minimum_counts = [(-(-rows // edges[0]), -(-cols // edges[1])) for edges, _ in hints]
     wrong = [
-        hint for hint, needed in zip(hints, fewest, strict=True) if needed != grid and hint[1] in DECLARING_SOURCES
+        hint
+        for hint, needed in zip(hints, minimum_counts, strict=True)
+        if needed != grid and hint[1] in DECLARING_SOURCES
     ]
-    for (edges, source), needed in zip(hints, fewest, strict=True):
+    for (edges, source), needed in zip(hints, minimum_counts, strict=True):
         if needed == grid:
             reason, warning = f"block size from {source}", _describe_contradiction(wrong, edges)
             return FittedGrid(_make_grid(entry, rows, grid, edges), "block", edges, reason, warning)
@@ -308,7 +310,7 @@ def _fit_matrix(
     usual = inferred is not None and all(
         edge & (edge - 1) == 0 or edge == n for edge, n in zip(inferred, (rows, cols), strict=True)
     )
-    for (edges, source), needed in zip(hints, fewest, strict=True):
+    for (edges, source), needed in zip(hints, minimum_counts, strict=True):
         padded = needed[0] <= grid_rows and needed[1] <= grid_cols  # padded for a parallel layout
         if not usual and padded and source == CONFIG:
             reason = f"block size from {source}; the scale has more blocks than the weight needs"

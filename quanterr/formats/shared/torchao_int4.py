@@ -1,4 +1,4 @@
-"""The 4-bit integers of torchao, most of whose kernels multiply first and add afterwards.
+"""The 4-bit integers of torchao: two of three types multiply by the scale before they add the zero point.
 
     Int4Tensor                  qdata              i8 (rows, cols / 2), two codes of -8 … 7, the first in the low bits
                                 scale, zero_point  floating (cols / group, rows)

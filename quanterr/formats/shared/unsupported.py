@@ -15,7 +15,7 @@ TENSORRT_LLM_REASON = (
     "its codes are packed and ordered for TensorRT-LLM; let ModelOpt export the model in Hugging Face's layout "
     "(export_hf_checkpoint), and compare that"
 )
-REMEDY = "let its own library write the dequantized model, and compare that"
+REMEDY = "let the library that wrote it write the dequantized model, and compare that"
 
 
 class Refusal(NamedTuple):
