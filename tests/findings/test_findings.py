@@ -85,6 +85,7 @@ class TestCodes:
         made, used = {}, set()
         for path in Path(quanterr.__file__).parent.rglob("*.py"):
             declares = path.parent.name == "finding_codes" or path.name == "explanations.py"
+            counts = path.parent.name == "kernel"  # some sums have the names of findings
             tree = ast.parse(path.read_text())
             for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
                 function.decorator_list.clear()  # to declare a code is not to use it
@@ -93,14 +94,14 @@ class TestCodes:
                     code, severity = (getattr(value, "value", None) for value in node.args[:2])
                     if isinstance(code, str):
                         made.setdefault(code, set()).add(severity)
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not declares:
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not (declares or counts):
                     used.add(node.value)
 
         assert made
         assert made.keys() <= CODES.keys()
         for code, severities in made.items():
             assert {severity for severity in severities if isinstance(severity, str)} <= set(CODES[code].severities)
-        assert CODES.keys() <= used
+        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # assembled from the side
 
     def test_former_code_names_are_still_read(self):
         made = Finding(code="far_off", severity="error", layer=None, message="x", remedy=None, evidence={})

@@ -175,6 +175,14 @@ def number(random: Random, bits: int) -> int:
     return (random.choice(NUMBERS) + random.choice((-1, 0, 0, 0, 1))) % 2**bits
 
 
+def changed_seed(random: Random, seeds: Sequence[bytes]) -> bytes:
+    """Return one of the seeds with up to three changes."""
+    raw = random.choice(seeds)
+    for _ in range(random.randint(0, 3)):
+        raw = changed_bytes(random, raw)
+    return raw
+
+
 def changed_bytes(random: Random, raw: bytes, end: int | None = None) -> bytes:
     """Make one change within the first ``end`` bytes."""
     at = random.randint(0, min(len(raw), len(raw) if end is None else end))

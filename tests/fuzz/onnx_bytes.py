@@ -7,7 +7,7 @@ from random import Random
 from support.onnx_bytes import FLOAT, INT32, external, field, graph, model, node, tensor
 
 from fuzz.finding import Target, folder, refusal, require
-from fuzz.mutating import changed_bytes
+from fuzz.mutating import changed_seed
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import FormatMismatch, QuanterrError
 from quanterr.formats.reading import Reader
@@ -32,10 +32,7 @@ def _seeds() -> tuple[bytes, ...]:
 
 def make(random: Random) -> bytes:
     """Return a file with changed bytes."""
-    raw = random.choice(_seeds())
-    for _ in range(random.randint(0, 3)):
-        raw = changed_bytes(random, raw)
-    return raw
+    return changed_seed(random, _seeds())
 
 
 def check(raw: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuzz.finding import Target, folder, refusal, require
-from fuzz.mutating import changed_bytes
+from fuzz.mutating import changed_seed
 from quanterr.checkpoints import open_checkpoint
 from quanterr.errors import QuanterrError
 
@@ -29,10 +29,7 @@ def _seeds() -> tuple[bytes, ...]:
 
 def make(random: Random) -> bytes:
     """Return a file with changed bytes."""
-    raw = random.choice(_seeds())
-    for _ in range(random.randint(0, 3)):
-        raw = changed_bytes(random, raw)
-    return raw
+    return changed_seed(random, _seeds())
 
 
 def check(raw: bytes) -> str:
