@@ -23,6 +23,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.origin.copies import CopyTest
 from quanterr.origin.nearest import FLOAT32, FREE_CODES_PER_MOVED, Arithmetic, check_codes, list_arithmetics, pick
 from quanterr.origin.places import Places
+from quanterr.origin.same_bytes import have_same_bytes, is_same_function
 from quanterr.pairing.model import Pair
 from quanterr.recipes.quantized_file import QuantizedFile
 from quanterr.samples.reading import Buffers, PairReader
@@ -37,7 +38,9 @@ NESTED_SCALES = "nested_absmax"
 # bitsandbytes does not always take the nearest entry of the table by which it quantizes scales: in two of 2,048 groups
 # it took the next one, 16 % and 26 % away. The limit is relative.
 MAX_SCALE_DIFFERENCE = 0.3
-BYTES_AT_ONCE = 1 << 22
+# An arithmetic that leaves at least one code in this many unexplained, in at least every second row, is not looked at
+# any further: a method moved the codes, or they are not those of the original.
+CODES_PER_MOVED = 100
 NO_PLACES = Places()
 
 
@@ -118,9 +121,12 @@ class _Tracer:
 
     def _trace_recipe(self, requantized: Weight) -> Trace:
         """Return how the weight differs from that of a recipe; an empty trace if another recipe made it."""
+        recipe = requantized.codes.file.recipe.name if isinstance(requantized.codes.file, QuantizedFile) else ""
         try:
+            if is_same_function(requantized.dequantize, self._weight.dequantize, self._check_stop):
+                return Trace(recipe=recipe)
             unlike, farthest = self._compare(requantized, self._weight.n // VALUES_PER_EXCEPTION)
-            has_codes = unlike.n > 0 and self._has_codes_of(requantized)
+            has_codes = unlike.n > 0 and have_same_bytes(requantized.codes, self._weight.codes, self._check_stop)
             if has_codes:
                 unlike, farthest = self._compare(requantized, self._weight.n)
         except CheckpointError:  # the original holds NaN or infinity, which no recipe quantizes
@@ -128,25 +134,18 @@ class _Tracer:
         if unlike.n * VALUES_PER_EXCEPTION > self._weight.n and not has_codes:
             return Trace()
         is_near = farthest <= MAX_SCALE_DIFFERENCE and NESTED_SCALES in self._weight.parts
-        recipe = requantized.codes.file.recipe.name if isinstance(requantized.codes.file, QuantizedFile) else ""
         return Trace(recipe=recipe, unlike=unlike, has_same_codes=has_codes, has_codes_of_recipe=has_codes and is_near)
-
-    def _has_codes_of(self, requantized: Weight) -> bool:
-        """Return whether the part that holds the codes has the same bytes as that of another weight."""
-        codes, other = self._weight.codes, requantized.codes
-        return codes.nbytes == other.nbytes and all(
-            codes.file.read(codes.offset + at, n) == other.file.read(other.offset + at, n)
-            for at in range(0, codes.nbytes, BYTES_AT_ONCE)
-            for n in [min(BYTES_AT_ONCE, codes.nbytes - at)]
-        )
 
     def _chunks(self, weight: Weight) -> Iterator[Chunk]:
         """Yield chunks of whole rows."""
         rows, cols = weight.matrix
         for chunk in Cut(rows, cols, max(CPU_CHUNK, cols)) if weight.n else ():
-            if self._stop.is_set():
-                raise Interrupted("stopped")
+            self._check_stop()
             yield chunk
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise Interrupted("stopped")
 
     def _trace_copy(self) -> Trace:
         test, off = CopyTest(self._pair), Places()
@@ -177,20 +176,23 @@ class _Tracer:
             return trace._replace(reason="its codes stand for several elements each, or no level is theirs alone")
         counts: list[Places] = []
         for arithmetic in list_arithmetics(self._pair):
-            checked = self._check_codes(self._coded.levels, arithmetic)
+            checked = self._check_codes(self._coded.levels, arithmetic, is_first=not counts)
             if checked is None:
                 return trace._replace(reason="its scales are unknown")
-            off, free = checked
+            off, free, is_whole = checked
+            if not is_whole:
+                continue
             counts.append(off)
             is_fine = arithmetic.margin == FLOAT32.margin
             if not off.n and (is_fine or counts[0].n * FREE_CODES_PER_MOVED >= free):
                 return trace._replace(arithmetic=arithmetic.name, is_fine=is_fine, free=free)
         return trace._replace(off=min((off for off in counts if off.n), key=lambda off: off.n), moved=counts[0])
 
-    def _check_codes(self, levels: Levels, arithmetic: Arithmetic) -> tuple[Places, int] | None:
-        """Return the codes that an arithmetic does not explain, and how many are free; None if scales are unknown.
+    def _check_codes(self, levels: Levels, arithmetic: Arithmetic, is_first: bool) -> tuple[Places, int, bool] | None:
+        """Return the codes that an arithmetic does not explain, how many are free, and whether all were looked at.
 
-        The kernel picks the few codes that need a closer look.
+        Return None if scales are unknown. The kernel picks the few codes that need a closer look. The first arithmetic
+        always looks at all codes.
         """
         off, free, buffers = Places(), 0, self._reader.buffers
         for chunk in self._chunks(self._coded):
@@ -211,7 +213,9 @@ class _Tracer:
             steps = codes.steps[codes.off]
             free += int(codes.free.sum())
             off.add(chunk, at if places is None else _split(places[at[:, 1]], chunk), steps)
-        return off, free
+            if not is_first and off.n * CODES_PER_MOVED > self._weight.n and off.rows * 2 > chunk.stop_row:
+                return off, free, False
+        return off, free, True
 
 
 def _split(places: Tensor, chunk: Chunk) -> Tensor:

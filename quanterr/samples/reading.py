@@ -139,6 +139,8 @@ class PairReader:
             if units is not None:
                 return Scaling(units.clone())
         decode_values = partial(read_values, self.buffers.kernel, weight)
+        if len(chunks) == 1:
+            return weight.scaling(span, self.buffers.ends, decode_values)
         return _stack_scalings((weight.scaling(chunk, self.buffers.ends, decode_values) for chunk in chunks), chunks)
 
     def _read(self, side: str, chunk: Chunk, out: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ def _stack_scalings(scalings: Iterable[Scaling | None], chunks: Sequence[Chunk])
     ]
     if len(scales) < len(chunks):
         return None
-    if len(chunks) == 1 or scales[0].unit.numel() == 1:
+    if scales[0].unit.numel() == 1:
         return scales[0]
     units = [scaling.unit.expand(chunk.shape[0], -1) for scaling, chunk in zip(scales, chunks, strict=True)]
     shifts = [scaling.shift for scaling in scales if scaling.shift is not None]

@@ -13,7 +13,6 @@ from quanterr.checkpoints.gguf_file import TEXT
 from quanterr.errors import UsageError
 from quanterr.origin import tracing
 from quanterr.recipes.tensors import quantize_tensor
-from quanterr.tensors.chunks import Cut
 
 NAME = "model.layers.0.mlp.up_proj"
 ROWS, COLS = 96, 256
@@ -66,6 +65,12 @@ class TestOneWeight:
         found = trace(weight, quantize(weight, recipe), tmp_path, recipe)
 
         assert (found.kind, found.off_codes, found.unlike) == ("exact", 0, 0)
+
+    def test_exact_weights_are_not_decoded_a_second_time(self, recipe, tmp_path, monkeypatch):
+        monkeypatch.setattr(tracing._Tracer, "_compare", None)
+        weight = draw()
+
+        assert trace(weight, quantize(weight, recipe), tmp_path, recipe).kind == "exact"
 
     @pytest.mark.parametrize("place", ["first", "middle", "last"])
     def test_one_wrong_code_is_named_with_its_place(self, recipe, place, tmp_path):
@@ -201,11 +206,13 @@ class TestWhole:
         codes_of(stored, "fp8_row")[4, 4] ^= 1
         assert compare(weight, stored, None, "", require=rule).verdict == "fail"
 
-    def test_interrupted_pass_is_inconclusive(self, monkeypatch):
-        stop, weight = threading.Event(), draw()
-        monkeypatch.setattr(tracing, "Cut", lambda *sizes: (stop.set(), Cut(*sizes))[1])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])  # with the recipe's bytes, and with others
+    def test_interrupted_pass_is_inconclusive(self, dtype, monkeypatch):
+        stop, weight = threading.Event(), draw(dtype=torch.float32)
+        follow = tracing._Tracer.trace
+        monkeypatch.setattr(tracing._Tracer, "trace", lambda *given: (stop.set(), follow(*given))[1])
 
-        report = compare(weight, quantize(weight, "fp8_row"), None, "", stop=stop)
+        report = compare(weight.bfloat16(), quantize(weight.to(dtype), "fp8_row"), None, "", stop=stop)
 
         assert (report.complete, report.verdict, report.origin) == (False, "inconclusive", [])
         assert report.reasons == ["interrupted: not every code was looked at"]

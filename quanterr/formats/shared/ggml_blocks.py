@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from quanterr.checkpoints import Entry
 from quanterr.checkpoints.ggml_types import OF_NAME, GgmlType
 from quanterr.errors import FormatMismatch
 from quanterr.formats.base import Decoder, ElementType, Format, Parts, PartSpec, Weight
 from quanterr.formats.shared.ggml_fields import IN_HEAD, Block, are_consecutive, decode, describe
 from quanterr.kernel.levels import INT8, SUBNORMAL, Levels, ScaleSteps, uniform
 from quanterr.lazy_torch import Tensor, torch
-from quanterr.tensors.chunks import Chunk
+from quanterr.tensors.chunks import Chunk, as_matrix
 from quanterr.tensors.workspace import Workspace
 
 # The levels of 4-bit codes in all IQ4 types.
@@ -125,7 +126,7 @@ def fit(block_type: BlockType, parts: Parts) -> Weight:
 
 def make_decoder(parts: Parts, block: Block, ggml_type: GgmlType) -> Decoder:
     """Return the decoder of blocks: for some types, the compiled kernel has special functions."""
-    entry, cols, read = parts.codes, parts.matrix[1], partial(read_blocks, parts, block)
+    entry, cols, read = parts.codes, parts.matrix[1], partial(read_blocks, parts.codes, block)
     are_rows = not (ggml_type.head or ggml_type.rows > 1) or cols == entry.shape[-1]
     if block.rewrite or not are_rows:
         return Decoder(entry, cols, read=read)
@@ -134,16 +135,15 @@ def make_decoder(parts: Parts, block: Block, ggml_type: GgmlType) -> Decoder:
     return Decoder(entry, cols, element or ElementType.BLOCKS, grid=grid, blocks=described, read=read)
 
 
-def read_blocks(parts: Parts, block: Block, chunk: Chunk, workspace: Workspace) -> Tensor:
+def read_blocks(entry: Entry, block: Block, chunk: Chunk, workspace: Workspace) -> Tensor:
     """Return the elements of a chunk, (r, c) float32.
 
     A part of one row is cut from the blocks of its group of rows that cover it, and several rows from whole groups.
     Without heads and interleaved rows, the whole weight is one row.
     """
-    entry = parts.codes
     ggml_type = OF_NAME[entry.dtype]
     cols = entry.shape[-1] if ggml_type.head or ggml_type.rows > 1 else entry.n
-    begin = chunk.row * parts.matrix[1] + chunk.col
+    begin = chunk.row * as_matrix(entry.shape)[1] + chunk.col
     row, last = begin // cols, (begin + chunk.n - 1) // cols
     group, groups = row // ggml_type.rows, last // ggml_type.rows - row // ggml_type.rows + 1
     first, blocks = 0, cols // ggml_type.elements
