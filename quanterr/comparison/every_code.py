@@ -13,7 +13,9 @@ from quanterr.checkpoints import MAX_NAMES, Checkpoint, CheckpointFile
 from quanterr.checkpoints.checksums import compute_sha256
 from quanterr.comparison.inputs import Inputs
 from quanterr.comparison.scheduler import Progress
+from quanterr.documents.base import Finding
 from quanterr.documents.comparison.model import ComparedFile, Report, Side
+from quanterr.documents.comparison.origin import TensorOrigin
 from quanterr.documents.gate_results import Reason, list_reasons, store_reasons
 from quanterr.errors import Interrupted
 from quanterr.kernel.library import Kernel
@@ -24,8 +26,10 @@ from quanterr.pairing.importance import make_importance_lookup
 from quanterr.pairing.model import Pairing
 from quanterr.util.pool import map_in_threads
 from quanterr.util.small_file import read_small
+from quanterr.util.text import count
 
 HASHING_THREADS = 2
+EXCESS = ("excess_error", "excess_rows", "excess_columns", "excess_blocks")  # findings about codes of sampled rows
 
 
 def add_origin(
@@ -66,11 +70,29 @@ def add_origin(
         replace(
             report,
             origin=origin,
+            findings=complete_findings(report.findings, origin),
             original=_add_checksums(report.original, original, sums),
             quantized=_add_checksums(report.quantized, candidate, sums),
         )
         for report, origin, candidate in zip(reports, origins, inputs.candidates, strict=True)
     ]
+
+
+def complete_findings(findings: Sequence[Finding], origin: Sequence[TensorOrigin]) -> list[Finding]:
+    """Return the findings; those about codes of sampled rows that are not the nearest say so of all codes, too."""
+    off = {tensor.layer_name: tensor for tensor in origin if tensor.off_codes}
+    return [
+        _complete(finding, off[finding.layer]) if finding.code in EXCESS and finding.layer in off else finding
+        for finding in findings
+    ]
+
+
+def _complete(finding: Finding, tensor: TensorOrigin) -> Finding:
+    amount = f"{count(tensor.off_codes, 'code')} in {count(tensor.off_rows, 'row')}"
+    row, col = tensor.places[0]
+    more = f"of all codes, {amount} differ from the nearest, first in row {row:,}, column {col:,}"
+    evidence = {"off_codes": tensor.off_codes, "off_rows": tensor.off_rows, "places": [*map(list, tensor.places)]}
+    return replace(finding, message=f"{finding.message}; {more}", evidence={**finding.evidence, **evidence})
 
 
 def _mark_interrupted(report: Report) -> Report:

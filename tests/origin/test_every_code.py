@@ -197,6 +197,21 @@ class TestWhole:
         assert ["exact", "not_shown"] == [one.kind for one in report.origin]
         assert "only" not in report.origin[0].layer_name
 
+    def test_findings_about_codes_of_sampled_rows_are_stated_of_all_codes(self):
+        weight = draw(rows=1024)
+        stored = quantize(weight, "int8_row")
+        codes = stored[f"{NAME}.weight"][::2]
+        moves = 4 * torch.randint(2, codes.shape, generator=torch.Generator().manual_seed(2)) - 2
+        codes.copy_((codes + moves).clamp(-127, 127))
+
+        report = compare(weight, stored, None, "")
+
+        [tensor] = report.origin
+        [finding] = [finding for finding in report.findings if finding.code.startswith("excess_")]
+        places = f"{tensor.off_codes:,} codes in 512 rows differ from the nearest, first in row 0, column 0"
+        assert finding.message.endswith(f"; of all codes, {places}")
+        assert finding.evidence["off_codes"] == tensor.off_codes > 100_000
+
     def test_gate_judges_the_share_of_bytes(self):
         weight = draw()
         stored = quantize(weight, "fp8_row")
