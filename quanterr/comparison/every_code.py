@@ -88,7 +88,7 @@ def complete_findings(findings: Sequence[Finding], origin: Sequence[TensorOrigin
 
 
 def _complete(finding: Finding, tensor: TensorOrigin) -> Finding:
-    amount = f"{count(tensor.off_codes, 'code')} in {count(tensor.off_rows, 'row')}"
+    amount = f"{tensor.off_codes:,} in {count(tensor.off_rows, 'row')}"
     row, col = tensor.places[0]
     more = f"of all codes, {amount} differ from the nearest, first in row {row:,}, column {col:,}"
     evidence = {"off_codes": tensor.off_codes, "off_rows": tensor.off_rows, "places": [*map(list, tensor.places)]}

@@ -208,7 +208,7 @@ class TestWhole:
 
         [tensor] = report.origin
         [finding] = [finding for finding in report.findings if finding.code.startswith("excess_")]
-        places = f"{tensor.off_codes:,} codes in 512 rows differ from the nearest, first in row 0, column 0"
+        places = f"{tensor.off_codes:,} in 512 rows differ from the nearest, first in row 0, column 0"
         assert finding.message.endswith(f"; of all codes, {places}")
         assert finding.evidence["off_codes"] == tensor.off_codes > 100_000
 
