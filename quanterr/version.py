@@ -1,3 +1,3 @@
 """The version of the package, in a module of its own so that reading it imports nothing else."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
