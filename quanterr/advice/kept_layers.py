@@ -120,13 +120,17 @@ def choose_few(ordered: Sequence[KeptLayer], error: float, nbytes: int) -> list[
 
 
 def list_keepable(layers: Iterable[Layer], findings: Iterable[Finding]) -> list[KeptLayer]:
-    """Return the layers with a finite error that can be kept alone and that are not stored as in the original."""
+    """Return the layers with a finite error that can be kept alone and that are not stored as in the original.
+
+    Floats of more bits than the original's are no quantized layers, but the result of dequantizing some.
+    """
     bound, keepable = find_bound_layers(findings), []
     for layer in layers:
-        is_kept = layer.quantized_dtype == layer.original_dtype and layer.original_dtype in DTYPES
+        sizes = find_sizes(layer)
+        added = sizes.original - sizes.quantized
+        is_kept = layer.quantized_dtype in DTYPES and (layer.quantized_dtype == layer.original_dtype or added < 0)
         if layer.squared_error is not None and layer.layer_name not in bound and not is_kept:
-            sizes = find_sizes(layer)
-            keepable.append(KeptLayer(layer.layer_name, sizes.original - sizes.quantized, layer.squared_error))
+            keepable.append(KeptLayer(layer.layer_name, added, layer.squared_error))
     return keepable
 
 

@@ -13,6 +13,7 @@ from quanterr.advice.kept_layers import (
     KeptLayer,
     choose_few,
     choose_within,
+    list_keepable,
     order_by_worth,
     parse_budget,
 )
@@ -103,6 +104,17 @@ class TestChoice:
         rest = [KeptLayer(f"l{n}", 10, 0.5) for n in range(54)]
 
         assert outliers == choose_few([*outliers, *rest], 100.0, nbytes=600)
+
+    def test_layers_of_a_dequantized_copy_are_not_proposed(self):
+        report = report_of(small())
+        proposed = {layer.name for layer in list_keepable(report.layers, [])}
+        layers = [
+            replace(layer, quantized_dtype="torch.float32", quantized_bytes=2 * find_sizes(layer).original)
+            for layer in report.layers
+        ]
+
+        assert proposed
+        assert [] == list_keepable(layers, [])
 
     def test_bytes_of_an_older_report_follow_from_dtype_and_bits(self):
         layer = report_of(small()).layers[0]
