@@ -280,7 +280,7 @@ def _find_swapped(pair: Pair, figures: Figures, pairs: Sequence[Pair], reader: R
                 pair.name,
                 f"{display(pair.name)}: its values match {display(other.name)} of the original "
                 f"(cosine {cosine:.4f} on a sample)",
-                "find out where the layers were swapped",
+                "convert or quantize the model again",
                 weight=other.name,
                 cosine_similarity=cosine,
             )

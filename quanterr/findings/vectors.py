@@ -321,7 +321,7 @@ def _find_swapped(pair: Pair, sample: Sample, pairs: Sequence[Pair], reader: Rea
         after = measure_snr(x, sample.y - x)
         if after > max(CHANGED_DB, before + MIN_GAIN_DB):
             message = f"{display(pair.name)}: its values match {display(other.name)} of the original"
-            remedy = "find out where the layers were swapped"
+            remedy = "convert or quantize the model again"
             return make_finding("swapped_weight", "error", pair.name, message, remedy, weight=other.name, snr_db=after)
     return None
 

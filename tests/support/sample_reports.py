@@ -339,10 +339,10 @@ def implausible_error(layers: list[Layer]) -> Iterator[object]:
     for layer in layers:
         if layer.snr_db < 9:
             message = (
-                f"{layer.display_name}: {layer.snr_db:.1f} dB as {layer.format}; outliers that one scale "
-                "cannot represent"
+                f"{layer.display_name}: {layer.snr_db:.1f} dB as {layer.format}; large outliers, beside "
+                "which other values become zeros, or a damaged layer"
             )
-            remedy = "compare the scale and the rows of this layer with what the quantizer wrote"
+            remedy = "quantize this layer again; if the error returns, the quantizer writes wrong codes or scales"
             yield make_finding("implausible_error", "error", layer.layer_name, message, remedy, snr_db=layer.snr_db)
 
 

@@ -11,7 +11,7 @@ CODES = {
             "model.layers.3.mlp.up_proj.weight: -2.9 dB as int8_row; norm 1.001 times the original's, cosine 0.0021: "
             "rows or columns permuted, or another tensor"
         ),
-        remedy="Compare scale and rows with what the quantizer wrote.",
+        remedy="Quantize this layer again; if the error returns, the quantizer writes wrong codes or scales.",
     ),
     "below_usual": FindingCode(
         "warning",
@@ -27,8 +27,8 @@ CODES = {
         ),
         example="model.layers.3.mlp.up_proj.weight: 17.4 dB; the median of the 64 weights of fp8_row in mlp is 31.5 dB",
         remedy=(
-            "Quantize it again, or leave it in higher precision. An info: use a finer format for it, as to quantize it "
-            "in the same way again would change nothing."
+            "Quantize it again, or leave it in higher precision. An info: use a finer format; quantizing it the same "
+            "way again would change nothing."
         ),
     ),
     "outlier_column": FindingCode(
@@ -48,7 +48,10 @@ CODES = {
         example=(
             "model.layers.3.mlp.up_proj.weight: the error is biased: its mean 0.0021 makes up 64% of the squared error"
         ),
-        remedy="Compare the zero points (some formats store them minus one) and the rounding with the quantizer's.",
+        remedy=(
+            "Quantize it again; if the bias returns, check the quantizer's zero points (some formats store them minus "
+            "one) and rounding."
+        ),
     ),
     "bad_rows": FindingCode(
         "info, warning",
@@ -66,8 +69,8 @@ CODES = {
             "two or more steps off"
         ),
         remedy=(
-            "Compare codes, scales and their order with what the quantizer wrote. An info: as much as GPTQ or "
-            "AutoRound leave."
+            "Quantize this layer again; if the error returns, the quantizer writes wrong codes, or in a wrong order. "
+            "An info: as much as GPTQ or AutoRound leave."
         ),
     ),
     "excess_rows": FindingCode(
@@ -76,7 +79,7 @@ CODES = {
         example=(
             "model.layers.3.mlp.up_proj.weight: 2 sampled rows (17, 19): 9.1 dB at worst; their scales allow 38.2 dB"
         ),
-        remedy="Compare these rows with what the quantizer wrote.",
+        remedy="Quantize this layer again; see excess_error.",
     ),
     "excess_columns": FindingCode(
         "info, warning",
@@ -85,7 +88,7 @@ CODES = {
             "model.layers.3.mlp.up_proj.weight: 4 sampled columns (252 to 255): 0.0 dB at worst, all zero; their "
             "scales allow 38.2 dB"
         ),
-        remedy="Compare these columns with what the quantizer wrote.",
+        remedy="Quantize this layer again; see excess_error.",
     ),
     "excess_blocks": FindingCode(
         "info, warning",
@@ -93,7 +96,7 @@ CODES = {
         example=(
             "model.layers.3.mlp.up_proj.weight: 1 block of 64 columns: 13.6 dB at worst; their scales allow 38.2 dB"
         ),
-        remedy="Compare these blocks, and their scales, with what the quantizer wrote.",
+        remedy="Quantize this layer again; see excess_error.",
     ),
     "scale_loss": FindingCode(
         "info, warning, error",

@@ -53,7 +53,7 @@ CODES = {
             "model.layers.3.mlp.up_proj.weight: its values match model.layers.4.mlp.up_proj.weight of the original "
             "(cosine 0.9998 on a sample)"
         ),
-        remedy="Find out where the layers were swapped.",
+        remedy="Convert or quantize the model again.",
     ),
     "another_source": FindingCode(
         "warning",
@@ -66,7 +66,7 @@ CODES = {
             "merged into one side"
         ),
         remedy=(
-            "Compare with the checkpoint that was actually quantized. If codes show the grid of an earlier format, "
+            "Compare with the checkpoint that was quantized. If codes show the grid of an earlier format, "
             "quantize from the original instead."
         ),
     ),
