@@ -71,7 +71,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'quanterr' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
-    if type(value) is FunctionType and not hasattr(value, "options"):  # those with options check them already
+    if type(value) is FunctionType and not hasattr(value, "options"):  # options are checked already
         from quanterr.util.arguments import public
 
         value = public(value)

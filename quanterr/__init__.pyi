@@ -578,7 +578,7 @@ def rank(
 
     Raises:
         UsageError: there are fewer than two candidates, a candidate is given twice, or :func:`compare` raises it.
-        CheckpointError, ResourceError: as :func:`compare`."""
+        CheckpointError, ResourceError: :func:`compare` raises it."""
     ...
 
 def sweep(
@@ -653,5 +653,5 @@ def sweep(
     Raises:
         UsageError: a recipe is unknown, there is nothing to quantize, or :func:`compare` raises it.
         CheckpointError: a weight contains NaN or infinity, or :func:`compare` raises it.
-        ResourceError: as :func:`compare`."""
+        ResourceError: :func:`compare` raises it."""
     ...

@@ -20,7 +20,7 @@ DB = "db"
 MAX_PROPOSED = 5
 MIN_ERROR_SHARE = 0.5
 MAX_ADDED_SHARE = 0.1
-MIN_GAIN = 0.01  # of the error, which one more layer must remove beyond its share of the bytes
+MIN_GAIN = 0.01  # share of the error that one more layer must remove beyond its share of the bytes
 KNEE_GAIN, KNEE_COST = 0.95, 2 / 3  # a budget is not used up if 2/3 of its bytes bring 95 % of its gain
 
 # Plain floats: name in a report → name in a file.

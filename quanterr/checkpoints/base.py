@@ -63,7 +63,7 @@ RETRIES = 3  # a network file system may fail temporarily
 class CheckpointFile:
     """An open file that is read by position; :meth:`check_unchanged` finds out whether it has changed meanwhile."""
 
-    descriptor = -1  # of the open file, for the compiled kernel; -1 for a remote one
+    descriptor = -1  # file descriptor for the compiled kernel; -1 for a remote file
     is_certain = False  # True: names and shapes alone identify the weights, so no samples are read to confirm them
 
     def __init__(self, path: Path) -> None:

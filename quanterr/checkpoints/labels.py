@@ -36,8 +36,8 @@ TENSOR, HEADER = "comfy_quant tensor", "header"  # sources of a label
 CONFIG = "config.json"
 MARKER = "scaled_fp8"
 MARKER_SIZE = 2  # a larger tensor is not a marker
-QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # of config.json and its sections
-SEED = "mxtq_seed"  # of the rotation of JANGTQ
+QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")  # in config.json and its sections
+SEED = "mxtq_seed"  # key of the seed of JANGTQ's rotation
 HEADER_KEY = "_quantization_metadata"
 MAX_LABEL = 1 << 16  # bytes of one .comfy_quant tensor
 

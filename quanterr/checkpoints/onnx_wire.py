@@ -25,7 +25,7 @@ from quanterr.util.text import display
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5  # kinds of fields
 SIZES = {EIGHT: 8, FOUR: 4}
 MAX_VARINT = 10  # bytes
-MAX_FIELDS = 1 << 23  # of a file; 1,000 layers have about 200,000
+MAX_FIELDS = 1 << 23  # maximum number of fields in a file; 1,000 layers have about 200,000
 MAX_TEXT = 1 << 16  # bytes
 MAX_DEPTH = 16  # graphs in attributes of nodes
 MAX_NUMBERS = 1 << 22  # bytes of a tensor that stores its numbers as varints

@@ -43,7 +43,7 @@ class Storage(NamedTuple):
     """The bytes of one or several tensors."""
 
     key: str
-    dtype: str  # of its elements
+    dtype: str  # dtype of its elements
     n: int  # elements; for untyped storages, bytes
 
 
@@ -171,7 +171,7 @@ class _Machine:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self.place = 0  # of the opcode
+        self.place = 0  # offset of the current opcode
         self.result: Any = None
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}

@@ -327,5 +327,5 @@ def _check_with_library(file: CheckpointFile) -> None:
     except (MemoryError, RuntimeError) as error:
         if os.strerror(errno.EMFILE) in str(error):
             raise make_open_error(file.path, OSError(errno.EMFILE, str(error))) from error
-        if not is_out_of_memory(error):  # as above, the file could not be mapped
+        if not is_out_of_memory(error):  # otherwise the memory did not suffice to map the file
             raise

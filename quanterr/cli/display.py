@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from quanterr.outputs.files import Target
     from quanterr.outputs.sections import View
 
-TOP_LAYERS = 10  # in tables, by default
-FAILURE_STATUSES = (Status.UNREADABLE, Status.ENVIRONMENT, Status.BUG)  # not wrong usage: a typo replaces no report
+TOP_LAYERS = 10  # number of layers that tables show by default
+FAILURE_STATUSES = (Status.UNREADABLE, Status.ENVIRONMENT, Status.BUG)  # after wrong usage, old reports stay
 Color = Literal["auto", "always", "never"]
 
 
@@ -119,7 +119,7 @@ def write_failures(message: str, status: int) -> None:
 
 
 TABLE_OPTIONS = Only(("as_json", "color", "no_color"))
-RESULT_OPTIONS = AllBut(("sort_by", "no_plot"))  # for rankings, plans and evaluations
+RESULT_OPTIONS = AllBut(("sort_by", "no_plot"))  # options for rankings, plans and evaluations
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def suggest_after_report(
 ) -> str:
     """Propose evaluate; for files that it cannot run, the report's page unless an output was written.
 
-    Propose nothing where the report itself leaves doubts.
+    Propose nothing if the verdict is inconclusive or the report's conclusion names doubts.
     """
     from quanterr.outputs.formatting import list_doubts
 
@@ -102,7 +102,7 @@ def _list_shared(command: Sequence[str]) -> list[str]:
     for n, word in enumerate(command):
         if word in SHARED_OPTIONS:
             options += command[n : n + 2]
-        elif word == SHARED_SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED_OPTIONS))):  # also -lattn
+        elif word == SHARED_SWITCH or word.startswith(("-l", *(f"{flag}=" for flag in SHARED_OPTIONS))):  # or -lattn
             options.append(word)
     return options
 

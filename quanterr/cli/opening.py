@@ -50,9 +50,9 @@ def open_run(
     readable, if it is fewer than all.
 
     Raises:
-        UsageError: the device is unknown; or as :func:`open_checkpoint`.
-        CheckpointError: the importance matrix is missing; or as :func:`open_checkpoint`.
-        ResourceError: as :func:`require_memory_for_torch`.
+        UsageError: the device is unknown, or for a reason that :func:`open_checkpoint` states.
+        CheckpointError: the importance matrix is missing, or for a reason that :func:`open_checkpoint` states.
+        ResourceError: there is too little memory to load torch.
     """
     require_memory_for_torch()
     _check_device(options.device)

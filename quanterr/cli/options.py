@@ -106,8 +106,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with its dataclass parameters replaced by one option for each of their fields.
 
     Its docstring is its help. ``options: Annotated[CompareOptions, AllBut(("resume",))]`` becomes an option for each
-    field of CompareOptions that has an :class:`quanterr.options.Option`, except ``resume``. Other parameters may have
-    an Option, too.
+    field of CompareOptions that has an :class:`quanterr.options.Option`, except ``resume``. A parameter
+    that is no dataclass becomes an option, too, if its annotation has an Option.
     """
     parameters: list[inspect.Parameter] = []
     rare: set[str] = set()

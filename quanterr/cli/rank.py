@@ -54,13 +54,13 @@ def rank(
     from quanterr.ranking.making import name_candidates
 
     if not options.against:
-        name_candidates(candidates)  # raises before the run
+        name_candidates(candidates)  # so that an error in the names comes before the run, not after it
     inputs = [options.baseline, options.importance, options.sensitivity, options.evaluation]
     to = show.targets([original, *candidates, *inputs], CANDIDATE_OUTPUTS)
     if options.evaluation is not None:
-        read_stored(options.evaluation, Evaluation)  # raises before the run
+        read_stored(options.evaluation, Evaluation)  # so that an unreadable file is reported before the run
     rules = prepare(options)
-    choose_runtimes([*options.runtimes, *rules.runtimes])  # the same
+    choose_runtimes([*options.runtimes, *rules.runtimes])  # so that an unknown runtime is reported before the run
 
     def ranking(opened: "Opened", asked: RankOptions) -> "Ranking":
         from quanterr.comparison.ranking import rank_candidates

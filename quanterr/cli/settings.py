@@ -76,7 +76,7 @@ def _find_settings() -> tuple[Path, JsonObject] | None:
         return None
     for folder in (here, *here.parents):
         for path in (folder / FILE, folder / PROJECT):
-            if not os.path.isfile(path):  # False for folders without permission, too
+            if not os.path.isfile(path):  # also False if the folder may not be read
                 if path.name == FILE and os.path.lexists(path) and not _holds_weights(folder):
                     raise UsageError(f"{display(str(path))}: not a regular file; rename it")
                 continue

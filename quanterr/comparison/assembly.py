@@ -96,7 +96,7 @@ class LayerGroup:
     def __init__(self) -> None:
         """Start without layers."""
         self.measured = GroupMeasurement()
-        self._histograms: list[Histogram] = []  # not added yet: adding many at once takes less time
+        self._histograms: list[Histogram] = []  # to be added later: adding many at once is faster
 
     def add(self, measured: Measurement, layer: Layer) -> None:
         """Add one layer."""

@@ -13,7 +13,7 @@ from quanterr.util.waiting import notices
 # G weights/s of BF16 and FP8 that one core compares, by the instructions of the compiled kernel; other formats take up
 # to 1.7 times as long.
 CORE_RATES = {"base": 0.3, "avx2": 0.4, "avx512": 0.5}
-# The same of an accelerator, by a part of its name; files were in memory.
+# G weights/s of BF16 and FP8 that an accelerator compares, by a part of its name, when the files are in memory.
 ACCELERATOR_RATES = {"H200": 1.6}
 
 

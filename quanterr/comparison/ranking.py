@@ -44,7 +44,7 @@ def rank(
 
     Raises:
         UsageError: there are fewer than two candidates, a candidate is given twice, or :func:`compare` raises it.
-        CheckpointError, ResourceError: as :func:`compare`.
+        CheckpointError, ResourceError: :func:`compare` raises it.
     """
     chosen = RankOptions(**options)
     sides: list[Side]
@@ -87,7 +87,7 @@ def sweep(original: Side, to: Iterable[str] = (), **options: Any) -> Ranking:
     Raises:
         UsageError: a recipe is unknown, there is nothing to quantize, or :func:`compare` raises it.
         CheckpointError: a weight contains NaN or infinity, or :func:`compare` raises it.
-        ResourceError: as :func:`compare`.
+        ResourceError: :func:`compare` raises it.
     """
     chosen = SweepOptions(to=to, **options)
     return sweep_recipes(hold(original), chosen, prepare(chosen))

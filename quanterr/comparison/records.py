@@ -22,7 +22,7 @@ from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
 
 FLOAT_FIELDS = ("e_max", "e_min", "relative_max", "x_max", "cast_max")
-MAX_BINS = 1 << 16  # of a histogram in a record
+MAX_BINS = 1 << 16  # maximum number of bins of a histogram in a record
 
 
 def pack(done: WeightResult) -> str:

@@ -81,7 +81,8 @@ class Worker:
         """Wait for the weights that were begun: until then, the kernel uses the buffers."""
         if self._begun:
             (pairs, wait), self._begun = self._begun, None
-            for pair, sums in zip(pairs, wait(), strict=False):  # none if a file is cut: each weight then reports it
+            # There are no sums if a file was truncated; then each weight is compared alone, and reports it.
+            for pair, sums in zip(pairs, wait(), strict=False):
                 self._keeper.measure(pair, sums)
                 self._known[id(pair)] = sums
 

@@ -383,7 +383,7 @@ def _read_hqq(config: JsonFields) -> Rules:
 
 WEIGHT = ".weight"
 TORCHAO_TYPE = re.compile(r"(int|float)(\d)_?weight", re.IGNORECASE)  # in the name of a configuration's class
-TORCHAO_DTYPE = re.compile(r"(u?int|float)(\d)")  # of the codes
+TORCHAO_DTYPE = re.compile(r"(u?int|float)(\d)")  # dtype of the codes
 
 
 def _read_torchao_config(chosen: JsonFields, key: str, entry: str = "") -> Scheme:

@@ -226,7 +226,7 @@ def _write_all(
     try:
         for file in left:
             unfinished = folder / f"{file.name}.unfinished"
-            unfinished.parent.mkdir(exist_ok=True)  # of a module
+            unfinished.parent.mkdir(exist_ok=True)  # the folder of a module, as in 2_Dense/model.safetensors
             with unfinished.open("wb") as to:
                 to.write(file.header)
                 with closing(_decode_all(file, readers, chosen, progress)) as pieces:

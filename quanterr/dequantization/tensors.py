@@ -28,7 +28,7 @@ class WrittenTensor(NamedTuple):
     """A tensor of the output. Its values are decoded from ``weight``, or its bytes copied from ``entry``."""
 
     name: str
-    dtype: str  # as safetensors names it
+    dtype: str  # the dtype's name in safetensors
     shape: tuple[int, ...]
     weight: Weight | None
     entry: Entry | None = None

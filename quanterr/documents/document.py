@@ -40,10 +40,9 @@ class Result:
     ROWS: ClassVar[str] = "view"
 
     def _views(self) -> ModuleType:
-        """Return the package that shows results.
+        """Return the package ``views``, which lays out results for people.
 
-        Documents import nothing else of the rooms above, and this on use and by name: users call ``plot()``, ``save()``
-        and the like of a result itself.
+        It imports documents, so documents import it only when ``plot()``, ``save()`` or another such method is called.
         """
         return import_module("quanterr.views")
 

@@ -91,8 +91,8 @@ class Sensitivity:
         if margin is None:
             return f"{words}; measure {MIN_RECIPES} or more to learn how far off others may be"
         return (
-            f"{words}; if others are off by as much, 19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the "
-            "prediction"
+            f"{words}; if predictions for other recipes are as accurate, 19 of 20 measurements are {1 / margin:.2g} to "
+            f"{margin:.2g} times the prediction"
         )
 
 

@@ -74,7 +74,7 @@ class Baseline(NamedTuple):
     model: str  # class of the model
     floor: Floor | None = None
     reference: str | None = None  # folder of the reference
-    findings: Sequence[Finding] = ()  # about the baseline, repeated for each candidate
+    findings: Sequence[Finding] = ()  # findings about the baseline, which each candidate repeats
 
 
 def assemble(
@@ -214,7 +214,7 @@ def _show_prediction(prediction: Prediction, prepared: Prepared) -> WorstToken:
 
 
 def _find_findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -> Iterator[Finding]:
-    """Yield findings: a copy of the original, another config or tokenizer, massive activations, rounding, notes."""
+    """Yield the findings about a candidate, such as that it is a copy of the original or has another tokenizer."""
     same = {block.relative_error for block in outcome.blocks} == {0.0}
     if same and not any(pair.quantized.has_codes for pair in candidate.plan.pairs):
         message = "nothing differs from the original; is this the quantized checkpoint?"

@@ -134,7 +134,7 @@ def compare_configs(original: Checkpoint, quantized: Checkpoint) -> Iterator[Fin
     incomparable = (
         _list_incomparable_keys(there.values) if GGUF in (there.where, here.where) and there.where != here.where else ()
     )
-    if GGUF not in (there.where, here.where):  # the same program loads both, with the same defaults
+    if GGUF not in (there.where, here.where):  # one program loads both sides, with the same defaults
         there, here = (ModelFields(side.values, side.where) for side in (there, here))
     for key in {**there.values, **there.assumed}:
         value, here_value = there.find(key), here.find(key)

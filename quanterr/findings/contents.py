@@ -98,7 +98,7 @@ class Comparison:
     weight_findings: Sequence[Finding] = ()  # findings about the errors of compared weights
     changed_vectors: Sequence[str] = field(default=())  # 1-D tensors that differ by more than a conversion rounds
     has_blocks: bool = True  # whether the report groups layers by blocks
-    min_snr_db: float = 0.0  # of all weights that differ
+    min_snr_db: float = 0.0  # lowest SNR of all weights that differ
 
 
 class MeasuredWeight(NamedTuple):

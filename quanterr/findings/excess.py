@@ -199,7 +199,7 @@ def _keeps_codes(pair: Pair, method: Method) -> bool:
 
 
 NEARLY, AT_RANDOM, ONE_WAY = "", ": rounded at random", ": truncated, or always rounded up or down"
-REMEDIES_BY_ROUNDING = {  # for findings that are no errors
+REMEDIES_BY_ROUNDING = {  # remedies of warnings and infos
     None: "compare with the checkpoint that was quantized: another revision or training step has other values",
     AT_RANDOM: "round to the nearest codes, as rounding at random costs 3 dB",
 }

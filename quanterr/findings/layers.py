@@ -36,7 +36,7 @@ class WeightSummary(Struct, frozen=True, gc=False):  # without gc, as there is o
     scales: ScaleStatistics | None
     offset: float | None  # for a norm: the constant by which all its elements differ
     zero: bool = False  # all quantized values are zero
-    facts: frozenset[str] = frozenset()  # of explanations.FACTS
+    facts: frozenset[str] = frozenset()  # keys of explanations.FACTS
     too_good: bool = False  # better than rounding can be
     attainable_db: float | None = None  # SNR of the nearest codes with the stored scales
     nearest: bool = False  # about as good as its scales allow
@@ -55,8 +55,8 @@ class WeightSummary(Struct, frozen=True, gc=False):  # without gc, as there is o
 class AllWeights(NamedTuple):
     """All compared weights."""
 
-    seen: Sequence[WeightSummary]  # those whose sides differ
-    same: Sequence[Pair]  # those that are identical
+    seen: Sequence[WeightSummary]  # weights whose two sides differ
+    same: Sequence[Pair]  # weights whose two sides are identical
     pairing: Pairing
     reader: Reader
 

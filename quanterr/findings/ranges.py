@@ -30,7 +30,7 @@ ROTATION_GAIN = sqrt(2)  # maximum factor by which rotary positions lengthen an 
 # Norm → norms whose presence in the block shows that its output does not go to the block's weights.
 OUTPUT_NORM_SIGNS = {"post_attention_layernorm": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}
 LARGEST_CODES = {"F8_E4M3": 448.0, "F8_E5M2": 448.0, "I8": 127.0}  # dtype of codes → largest code of inputs
-LARGEST_NVFP4 = 2688.0  # of inputs in NVFP4: 448 · 6
+LARGEST_NVFP4 = 2688.0  # largest input in NVFP4: 448 · 6
 FACTORS_SUFFIX = "pre_quant_scale"  # the end of the name of factors of inputs, which change their range
 KEY_SCALES, VALUE_SCALES = ("k_scale", "k_cache_scale"), ("v_scale", "v_cache_scale")
 
@@ -38,8 +38,8 @@ KEY_SCALES, VALUE_SCALES = ("k_scale", "k_cache_scale"), ("v_scale", "v_cache_sc
 class Range(NamedTuple):
     """Sizes of the numbers that a scale has to represent."""
 
-    usual: float  # most are about as large as this
-    limit: float  # none is larger
+    usual: float  # most numbers are about as large as this
+    limit: float  # no number is larger
 
 
 class _Normed(NamedTuple):

@@ -76,7 +76,7 @@ class _Diagnosis(NamedTuple):
     """A finding about one weight."""
 
     finding: Finding
-    cause: tuple[str, ...] = ()  # the same for all weights with the same fault; empty if the fault is not shared
+    cause: tuple[str, ...] = ()  # equal for weights with the same fault; empty if no others can share it
 
 
 def _merge_diagnoses(diagnoses: Sequence[_Diagnosis], unread: Sequence[str]) -> Iterator[Finding]:

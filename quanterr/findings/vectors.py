@@ -37,7 +37,7 @@ from quanterr.tensors.casts import CastTest, Copy
 from quanterr.util.text import count, display, listed
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
-FREQUENCY_SUFFIX = "inv_freq"  # of rotary positions, which configurations and layouts define
+FREQUENCY_SUFFIX = "inv_freq"  # frequencies of rotary positions, which configurations and layouts define
 MIN_F16 = 2.0**-24  # the smallest F16 number: a cast turns smaller ones into zeros
 MAX_NORM_RATIO = 10.0  # maximum ratio of norms that smoothing factors can cause
 MAX_SEARCHES = 8  # maximum number of vectors to search for among the others

@@ -70,7 +70,7 @@ def fit(parts: Parts) -> Weight:
             _read(parts, padded, n),
             levels=uniform(4),
             block_size=(1, group),
-            evidence=(f"4-bit codes in groups of {group}, rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
+            evidence=(f"4-bit codes in groups of {group}; rows " + (f"interleaved by {n}" if n > 1 else "in order"),),
             warnings=warnings,
             comfy_format=comfy_format,
             prescribed=comfy_format is not None,

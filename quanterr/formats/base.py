@@ -124,7 +124,7 @@ class Hints(Struct, frozen=True):
     expects_scale: str | None = None  # the source by which codes in this checkpoint have scales
     shape: tuple[int, ...] | None = None  # shape in the original, if known: stored codes may be padded or flattened
     config: JsonFields = field(default_factory=dict)  # quantization_config of config.json or an equivalent file
-    declarations: Declarations = NOTHING  # the same, by module
+    declarations: Declarations = NOTHING  # what that configuration declares for each module
     metadata: Mapping[str, str] = field(default_factory=dict)  # __metadata__ of the safetensors files
 
 

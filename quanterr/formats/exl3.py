@@ -146,7 +146,7 @@ def rotate(values: Tensor, factors: tuple[Tensor, Tensor], out: Tensor) -> None:
         room = torch.empty(BLOCK, BLOCK)
         kernel.library.quanterr_rotate_sides(*arguments, out.data_ptr(), out.stride(0), room.data_ptr())
         return
-    matrix = _make_scaled_hadamard(values.device)  # not in float64, which has other last digits
+    matrix = _make_scaled_hadamard(values.device)  # float32: in float64, the last digits would differ
     product = multiply(values.view(-1, BLOCK), matrix).view(values.shape).mul_(cols)
     torch.mul(multiply(matrix, product.t()), rows.unsqueeze(1), out=out)
 

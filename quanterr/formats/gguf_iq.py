@@ -82,7 +82,7 @@ IQ3_XXS_NUMBERS = Numbers(
 )
 IQ3_S_NUMBERS = Numbers(32, factor=2, offset=1, width=4, grid=partial(decode_grid, "IQ3_S", IQ3_S))
 SCALE_R4 = tuple(Field(8, "765kk", 1, up, word=32, first=8 * up) for up in range(4))  # the lowest bits of four bytes
-SIGNS_R4 = tuple(  # of IQ3_S_R4: those of elements j and 4 + j of a run of 32 are next to each other
+SIGNS_R4 = tuple(  # signs in IQ3_S_R4: those of elements j and 4 + j of a run of 32 are neighbours
     Field(296, "765kk:43", 2, up, mask=1, word=32, first=8 * (up % 4) + up // 4) for up in range(8)
 )
 TYPES = (

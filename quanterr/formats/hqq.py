@@ -34,7 +34,7 @@ from quanterr.util.text import display
 FLOATS = frozenset({"F32", "BF16", "F16"})
 NUMBERS = frozenset({"I32", "I64"})
 BYTES = frozenset({"U8"})
-MAX_BYTES = 64  # of a setting: a short text, or one or two numbers
+MAX_BYTES = 64  # maximum size of a stored setting: a short text, or one or two numbers
 
 FLAGS = (
     "view_as_float",

@@ -70,7 +70,7 @@ BFLOAT16_STEP = (
 )  # maximum relative distance of neighbouring numbers: the producer may round a product to bfloat16
 NUMBER_DTYPES = FLOATS | INT8 | frozenset({"I32", "I64"})
 SCALE = PartSpec(("{weight}_scale",), FLOATS)
-OFFSET = PartSpec(("{weight}_offset",), FLOATS, optional=True)  # ModelSlim always stores it, other programs never
+OFFSET = PartSpec(("{weight}_offset",), FLOATS, optional=True)  # only ModelSlim stores it, and always
 INPUT_PARTS = {  # parts of layers with static inputs
     "deq_scale": PartSpec(("{module}.deq_scale",), frozenset({"F32", "I64"}), optional=True),
     "input_scale": PartSpec(("{module}.input_scale",), FLOATS, optional=True),

@@ -8,8 +8,8 @@
 ComfyUI stores scales in tiles and pads rows and columns to multiples of 32; only the original, or the label's
 orig_shape, gives the true shape. Others (compressed-tensors, ModelOpt, transformers) store them in rows. If both shapes
 coincide, a ComfyUI label prescribes tiles, and a quantization_config that names one of the others prescribes rows; with
-neither, rows are tried first, and the original decides. The weight_scalar of hybrid files is for machines without MX
-units and not read.
+neither, rows are tried first, and the original decides. The weight_scalar of hybrid files is not read: only
+machines without MX units need it.
 
 Reference: Comfy-Org/comfy-kitchen@7d86acf comfy_kitchen/float_utils.py; silveroxides/convert_to_quant@1.3.4
 formats/hybrid_mxfp8_conversion.py; vllm-project/compressed-tensors@ac8e2ba8 compressors/mxfp8/base.py.

@@ -21,8 +21,9 @@ Weights = tuple[Weight, Weight]  # the original's and the quantized one
 class Reader:
     """Reads weights on the CPU, for one thread; it starts without buffers.
 
-    The compiled kernel decodes what it can, to the bits of ``Weight.dequantize``. Unless stated otherwise, the tensors
-    that a method returns are the caller's. Every method raises CheckpointError if a file cannot be read.
+    The compiled kernel decodes what it can, to the bits of ``Weight.dequantize``. The caller may keep and change the
+    tensors that a method returns, unless its docstring says otherwise. Every method raises CheckpointError if a file
+    cannot be read.
     """
 
     @cached_property

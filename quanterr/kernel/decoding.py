@@ -153,7 +153,7 @@ def make_code_side(
         elif rows == 1:  # read a part of a row alone: behind the last row, the file may end
             side.row_bytes = row_bytes = -(-chunk.shape[1] // together) * n_bytes
         side.file, side.offset = kernel_file(entry.file.descriptor), entry.offset + first
-        if again or side.file < 0 or workspace.fills(entry):  # not a local file: pass the bytes
+        if again or side.file < 0 or workspace.fills(entry):  # pass the bytes, as the kernel reads only local files
             shape = rows, row_bytes
             read = partial(workspace.read_bytes, "native", entry, first, shape)
             side.file, side.stored = -1, workspace.cache("native", entry, (first, shape), read).data_ptr()

@@ -78,5 +78,5 @@ class Zeros(IntEnum):
     """The zero points that groups may have."""
 
     FRACTIONS = 0  # any number
-    WHOLE = 1  # whole codes
-    ONE = 2  # the same for all groups
+    WHOLE = 1  # whole numbers, like codes
+    ONE = 2  # one number for all groups

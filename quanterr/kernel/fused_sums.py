@@ -28,8 +28,8 @@ from quanterr.util.text import display
 from quanterr.util.waiting import notices
 
 TILE = 1024  # elements that a program of the kernel holds in registers
-WARPS = 8  # of a program: with four, a thread takes more than 128 registers
-EVERY_COLUMN = 1 << 30  # as the columns of a block: more than any row has
+WARPS = 8  # warps of a program: with four, each thread would need more than 128 registers
+EVERY_COLUMN = 1 << 30  # width of a block that spans whole rows: no row is longer
 COMPILED_FOR = ("cuda", "xpu")  # types of devices for which Triton compiles; ROCm's are called cuda
 # What the kernel finds for each row of a tile, in its order: first sums, then maxima, then a minimum.
 COUNTS = ["n", "nonfinite_original", "nonfinite_quantized", "x_nonzero", "zero_reference", "zeroed"]

@@ -39,7 +39,7 @@ def _load_values(
 
     Without a table, codes are floating-point numbers.
     """
-    if IS_BFLOAT16:  # as its bits: the interpreter's own conversion makes subnormal numbers zero
+    if IS_BFLOAT16:  # move the bits: the interpreter's own conversion makes subnormals zero
         bits = tl.load(codes + row * stride + col, mask=inside, other=0).to(tl.int32) << 16
         values = bits.to(tl.float32, bitcast=True)
     elif table is None:

@@ -145,7 +145,7 @@ def write_output(result: object, target: Target, option: str = "--output-report"
     """Write a result to a target; ``more`` are keywords for the output's ``write``.
 
     Raises:
-        ResourceError: as :func:`open_target`.
+        ResourceError: for the reasons that :func:`open_target` states.
     """
     with open_target(target, option) as file:
         target.output.write(result, file, **more)

@@ -167,7 +167,7 @@ def format_conclusion(view: View, answer: Outcome) -> str:
     if view.word is None:
         return view.conclusion
     status = "" if answer.status is None else f" (exit {int(answer.status)})"
-    word = "fail" if answer.status == Status.GATE_FAILED else view.word  # also of a run that --fail-fast stopped
+    word = "fail" if answer.status == Status.GATE_FAILED else view.word  # even if --fail-fast stopped the run
     return format_answer(f"{word.upper()}{status}", view.doubts, view.conclusion)
 
 

@@ -417,7 +417,7 @@ class GgufConversion(Conversion):
         word = path.rpartition(".")[2]
         block = self._model(path).block
         heads, kv_heads = self._metadata.heads(block), self._metadata.kv_heads(block)
-        declared: JsonFields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}  # as in a config.json
+        declared: JsonFields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}  # keys of config.json
         pair = unify_side(pair, 1 - self._side, (*self._configs, declared))
         if word in llama_cpp.FOLDED.get(self._architecture, ()) and "scale" in gguf.parts:
             pair = self._unfold(pair, path)

@@ -378,7 +378,7 @@ READERS: Mapping[str, Callable[[str, Scheme, Stored], Declared]] = {  # program 
 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
-SHARED_SCALE = ".kv_scale"  # for keys and values
+SHARED_SCALE = ".kv_scale"  # one scale for both keys and values
 MIN_MODULES_PER_GAP = 4  # a lack in at most one of so many modules is a gap, not a choice
 
 

@@ -75,7 +75,7 @@ class _PlannableLayer:
 
     name: str
     elements: int
-    norm: float  # of the original
+    norm: float  # norm of the original
     fingerprint: str | None  # fingerprint of the original
     original: str  # format of the original
     options: Mapping[str, _LayerOption]  # recipe → option

@@ -45,7 +45,7 @@ OF_AGGREGATE = ("overall_snr_db", "weighted_snr_db", "predicted_kld", "excess_db
 
 NO_AGGREGATE: JsonObject = dict.fromkeys(OF_AGGREGATE)
 
-MIN_GAIN = 0.5  # of the mean error per layer, as swaps of tiny layers cost little but gain nothing
+MIN_GAIN = 0.5  # minimum gain of a swap, in mean errors per layer: swaps of tiny layers gain next to nothing
 # All swaps that add at most this share of a candidate's bytes are proposed, and at least the best MAX_PROPOSED.
 MAX_FREE_SHARE = 0.01
 SUFFIXES = (".safetensors", ".sft", ".gguf")

@@ -44,7 +44,7 @@ EVEN, ROUND_UP = 31 / 32, 7 / 8
 class StoredInputScale(NamedTuple):
     """The numbers that a file stores for the inputs of a weight."""
 
-    scale: Tensor | None = None  # for nvfp4 the factor G, which is a divisor
+    scale: Tensor | None = None  # in nvfp4 it holds the factor G, a divisor
     zero_point: Tensor | None = None
     bound: float | None = None  # the largest amax that a scale is computed from
 

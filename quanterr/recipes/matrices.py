@@ -37,7 +37,7 @@ class Matrix(NamedTuple):
     name: str  # X.weight
     shape: tuple[int, int]  # (outputs, inputs)
     dtype: str  # one of FLOATS
-    nbytes: int  # as stored
+    nbytes: int  # size of the stored matrix
     read: Rows
 
 

@@ -13,7 +13,7 @@ from quanterr.util.text import display
 
 MAX_KEPT_WEIGHTS = 4  # maximum number of weights whose scales are cached
 MAX_CODE_BYTES = 1 << 24  # maximum size of cached codes
-MAX_SAMPLE_BYTES = 1 << 20  # the same for sampled rows of large weights: larger tensors would fragment the heap
+MAX_SAMPLE_BYTES = 1 << 20  # as MAX_CODE_BYTES, for sampled rows of large weights: larger tensors fragment the heap
 
 
 class QuantizedWeight(Protocol):
@@ -90,7 +90,8 @@ class _WeightScales:
         with self._settling:
             if file not in self._settled:
                 self._settled[file] = self._settle(file)
-                del self._measured[file]  # not before: if settling fails, every caller must get the error
+                # Deleted only now: if settling fails, the next caller tries again and gets the error, too.
+                del self._measured[file]
         return self._settled[file]
 
     def _claim(self) -> int | None:

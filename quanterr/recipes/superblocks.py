@@ -75,7 +75,7 @@ def _encode(to: _Type, x: Tensor, out: Tensor | None, scales: Tensor, minima: Te
 def _encode_with(to: _Type, x: Tensor, out: Tensor | None, *rounded: QuantizedScales) -> Tensor:
     """Return blocks of parts, (n, parts, elements), with these scales and any minima; parts without a scale are 0."""
     unit, *minima = (d.float() * integers for d, integers in rounded)
-    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # also replaces NaN
+    unit = torch.where(unit.abs() > 0, unit, torch.inf)  # NaN becomes infinity, too
     codes = make_integers(*to.ends, -to.ends[0])
     flat, size = x.view(len(x), -1), x.shape[2]
     numbers = {"codes": find_codes(flat, unit, codes, size, before=-minima[0] if minima else None).to(torch.int32)}

@@ -89,7 +89,7 @@ def theoretical_max_error(tensor: Tensor, recipe: str) -> Tensor:
     have chosen codes (``:double``; Q8_0, Q4_0 and similar types) can exceed it slightly.
 
     Raises:
-        UsageError, CheckpointError: as :func:`quantize_tensor`.
+        UsageError, CheckpointError: for the reasons that :func:`quantize_tensor` states.
     """
     tensor = as_tensor("tensor", tensor)
     file = _make_file(tensor, _parse_exact(tensor, recipe))
@@ -110,7 +110,7 @@ def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
 
     Raises:
         UsageError: shapes differ, or as :func:`quantize_tensor`.
-        CheckpointError: as :func:`quantize_tensor`.
+        CheckpointError: for the reasons that :func:`quantize_tensor` states.
     """
     tensor, other = as_tensor("tensor", tensor), as_tensor("other", other)
     if tensor.shape != other.shape:

@@ -25,7 +25,7 @@ CODES_OF_BYTE = 256  # number of codes of a byte
 MIN_NORMAL_MULTIPLE = 64.0  # the rounding of larger values is relative, as multiples of the smallest normal number
 MIN_LOSS_RATIO_OF_SCALES = 1.2  # a smaller multiple of the loss with good scales counts as no loss
 MAX_SEARCHED_LEVELS = 16  # with more levels, no search is needed, as the scale that clips nothing is nearly the best
-SEARCHED_MULTIPLES = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)  # of the scale that clips nothing
+SEARCHED_MULTIPLES = (1.0, 0.7, 0.775, 0.85, 0.925, 1.075, 1.15, 1.225, 1.3)  # times the scale that clips nothing
 MAX_PART_RATIO = 4.0  # a group's largest value may be this multiple of the largest value of a part
 
 

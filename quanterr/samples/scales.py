@@ -25,7 +25,7 @@ from quanterr.samples.good_scales import (
 
 PART_COLUMNS = 64  # number of columns in a part of a group
 GROUP_DB = 5.0  # a group stands out if its scale loses more than this
-ZERO_DB = 1.0  # the same for a scale of zero: codes with three values reach only 2 dB on normal numbers
+ZERO_DB = 1.0  # a scale of zero stands out from this loss on: ternary codes reach only 2 dB on normal numbers
 # Less than GROUP_DB, so that groups with a smaller ratio of errors are skipped unless their scale is zero.
 MIN_ERROR_RATIO = 3.0
 # Range of stored / good scale that searches for scales may choose, which is never reported as wrong.
@@ -48,7 +48,7 @@ UNDERFLOW_RATIO = 2.0  # scales below this multiple of the smallest one that can
 MAX_UNIT_DIFFERENCE = 0.01  # relative: units that differ by less count as one scale
 MIN_GROUP_ELEMENTS = 8  # smaller groups are not judged
 NEGLIGIBLE_SHARE = 1e-6  # an error below this share of a group's energy does no harm
-MAX_UNTHINNED_ELEMENTS, ROW_STEP = 1 << 14, 4  # of larger samples, one of ROW_STEP rows is used
+MAX_UNTHINNED_ELEMENTS, ROW_STEP = 1 << 14, 4  # in a larger sample, only every ROW_STEP-th row is used
 # Elements of rows that are processed together, as small operations of torch cost more than their arithmetic.
 BATCH_ELEMENTS = 1 << 17
 MAX_LISTED_GROUPS = 64  # maximum number of listed groups

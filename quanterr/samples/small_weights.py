@@ -9,7 +9,7 @@ from quanterr.tensors.workspace import Workspace
 MAX_ROUND_WEIGHTS = 64  # maximum number of weights that are compared before the first is finished
 ROUND_ELEMENTS = 1 << 19  # number of elements of a round; more do not fit into the cache
 MAX_KEPT_ELEMENTS = 1 << 14  # values of larger weights are not kept
-BUFFER_ELEMENTS = ROUND_ELEMENTS + MAX_KEPT_ELEMENTS  # of each side
+BUFFER_ELEMENTS = ROUND_ELEMENTS + MAX_KEPT_ELEMENTS  # elements of each side in the buffer
 
 Values = tuple[Tensor, Tensor]  # x and y, (r, c) each
 

@@ -115,7 +115,7 @@ def place_of(name: str) -> Position | None:
     return Position(name[: match.end(1)], int(match[2]), _name_module(name[match.end(2) + 1 :]))
 
 
-@lru_cache(maxsize=1 << 12)  # the same in all blocks
+@lru_cache(maxsize=1 << 12)  # cached, as every block has the same modules
 def _name_module(rest: str) -> str:
     """Return the name of a module from the rest of a weight's name after its block."""
     *around, last = (rest.removesuffix(".weight") or "weight").split(".")

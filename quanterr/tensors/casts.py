@@ -28,7 +28,7 @@ FLOAT32_ERROR = 2.0**-21  # relative error of float32 arithmetic on stored numbe
 class Copy(StrEnum):
     """The relation of an unquantized tensor to the original."""
 
-    SAME = "same"  # the same numbers, up to rounding to the dtype
+    SAME = "same"  # equal numbers, apart from rounding to the dtype
     COARSE = "coarse"  # neighbours of the nearest numbers: truncated, or rounded stochastically
     CHANGED = "changed"
 

@@ -247,7 +247,7 @@ class FilledWorkspace(Workspace):
     def __init__(self, device: torch.device | None = None) -> None:
         """Start without buffers, by default on the CPU, reading codes as stored."""
         super().__init__(device)
-        self._shared = WeakValueDictionary()  # not shared: no other workspace may use results of replaced codes
+        self._shared = WeakValueDictionary()  # of its own: no other workspace may use results of replaced codes
         self._filled: set[int] = set()
         self._byte, self._block = 0, 1
         self._span: tuple[int, int] | None = None

@@ -22,7 +22,7 @@ MEMORY_MESSAGES = (
     "bad_alloc",
 )
 MIN_FREE_BYTES = 256 * 2**20  # what a small comparison needs besides torch
-MAX_LOADING_SECONDS = 60  # of processor time for loading torch, which usually takes 2 to 4
+MAX_LOADING_SECONDS = 60  # maximum processor time for loading torch, which usually takes 2 to 4
 BYTES_PER_THREAD = 10 * 2**20  # the usual stack of 8 MiB, and thread-local data
 
 

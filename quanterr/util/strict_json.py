@@ -27,7 +27,7 @@ def loads_text(text: str) -> Any:
     """Parse JSON in a text that another file holds, as :func:`loads` does.
 
     Raises:
-        InvalidJson: as in :func:`loads`; a lone surrogate is not UTF-8.
+        InvalidJson: for the reasons that :func:`loads` states; a lone surrogate is not UTF-8.
     """
     return loads(text.encode("utf-8", "surrogatepass"))
 

@@ -137,7 +137,9 @@ class Report(Document, kw_only=True):
     lossless: list[LosslessLayer]
     not_compared: list[NotCompared]
     loading: Annotated[list[Loading], doc("only with --for: each runtime that was asked for")] = []
-    origin: Annotated[list[TensorOrigin], doc("only with --every-code: what each tensor is of the original")] = []
+    origin: Annotated[
+        list[TensorOrigin], doc("only with --every-code: how each tensor's values relate to the original's")
+    ] = []
     run: RunInfo
 
     def _iterate_frame_rows(self) -> Iterator[JsonObject]:

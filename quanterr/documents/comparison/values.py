@@ -171,8 +171,8 @@ class ReportValues(Subject):
         """Check that a baseline is comparable in these metrics; return how its original differs, if it may.
 
         Raises:
-            UsageError: as for :meth:`check_usable`, or the original, or with ``any_original`` the names or sizes of its
-                layers, or the weighting of a metric differ.
+            UsageError: the baseline is not reliable, the weighting of a metric differs, or the original differs; with
+                ``any_original``, only the names and sizes of the original's layers must be equal.
         """
         baseline.check_usable()
         other = find_other_original(baseline.report, self.report)

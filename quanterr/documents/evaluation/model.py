@@ -367,7 +367,7 @@ class SwapScore(Model):
     top1: Annotated[Number, doc("share of predictions with the same most probable token")]
     predicted_kld: Annotated[Number, doc("predicted KL divergence of its weights, from --sensitivity [nat]")] = None
 
-    swap_kld = property(attrgetter("kld_mean"))  # for rules
+    swap_kld = property(attrgetter("kld_mean"))  # the name by which rules and gates know it
 
     @property
     def kld_error(self) -> float | None:

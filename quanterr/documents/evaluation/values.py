@@ -27,7 +27,7 @@ from quanterr.documents.subjects import Item, Subject, Vocabulary, list_own_reas
 from quanterr.errors import UsageError
 from quanterr.metrics import PREDICTED
 
-MIN_CHUNKS = 8  # of a text, for a confidence interval
+MIN_CHUNKS = 8  # minimum number of chunks for a confidence interval
 UNCHANGED_ERROR = 0.01  # relative change of an output error up to which it counts as unchanged
 ANOTHER_MODEL = (
     "identical",

@@ -14,7 +14,7 @@ from quanterr.errors import UsageError
 from quanterr.util.text import display
 
 SAME_SSIM = 1e-6
-MIN_PAIRS = 8  # for a confidence interval
+MIN_PAIRS = 8  # minimum number of pairs for a confidence interval
 PERFECT = {"psnr_db": inf}  # an identical pair's; the others are ordinary numbers
 
 VOCABULARY = Vocabulary(

@@ -47,7 +47,7 @@ class Step(NamedTuple):
     sigma: float
     next_sigma: float
     calls: tuple[Call, ...]
-    scale: float  # scale of the guidance
+    scale: float  # guidance scale
 
 
 @dataclass
@@ -72,7 +72,7 @@ def roll_out(
     """Take the steps of the original and of each candidate, and compare the latents after each step.
 
     Raises:
-        UsageError: as :func:`check_rollout`, or an output is not a velocity of the latents.
+        UsageError: :func:`check_rollout` refuses the calls, or an output is not a velocity of the latents.
         Interrupted: ``stop`` was set.
     """
     groups = steps_of(calls)
@@ -158,7 +158,7 @@ def _order_branches(calls: list[Call], where: str) -> tuple[Call, ...]:
     """Return the only call of a step, or its conditional call and its unconditional one.
 
     Raises:
-        UsageError: there are other calls, or two branches without a scale of guidance.
+        UsageError: there are other calls, or two branches without a guidance scale.
     """
     if len(calls) == 1:
         return (calls[0],)

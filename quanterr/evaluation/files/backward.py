@@ -59,8 +59,8 @@ class Curvature:
     """The squared gradients of a matrix, summed over chunks or calls."""
 
     squares: Tensor | None = None  # (rows, columns) as stored; None if no output depended on the matrix
-    rows: list[Tensor] = field(default_factory=list)  # for each chunk or call: sums over the columns, (rows,) float64
-    costs: list[float] = field(default_factory=list)  # for each chunk or call: cost of an error with an NMSE of 1
+    rows: list[Tensor] = field(default_factory=list)  # sums over the columns for each chunk or call, (rows,) float64
+    costs: list[float] = field(default_factory=list)  # cost of an error with an NMSE of 1, for each chunk or call
     energy: float = 0.0  # ‖W‖²
     shape: tuple[int, ...] = ()
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
-SEED = 11  # for drawing the labels
+SEED = 11  # seed of the random labels
 
 
 class Fisher:

@@ -15,7 +15,7 @@ import torch
 
 from quanterr.evaluation.denoisers.calls import output_of
 
-SEED = 13  # for drawing the probes
+SEED = 13  # seed of the random probes
 
 
 class GaussNewton:
@@ -28,7 +28,7 @@ class GaussNewton:
     def backward(self, number: int, result: object) -> int:
         """Compute the gradients of u · y / ‖y‖ for random signs u."""
         output = output_of(result)
-        signs = 2 * torch.randint(0, 2, output.shape, generator=self._generator) - 1  # the same on any device
+        signs = 2 * torch.randint(0, 2, output.shape, generator=self._generator) - 1  # equal on any device
         with torch.enable_grad():
             probed = (output * signs.to(output)).sum() / torch.linalg.vector_norm(output.detach())
             torch.autograd.backward(probed)

@@ -58,7 +58,7 @@ class Product:
     sums: Tensor | None = None  # (columns,) Σ of inputs
     inputs: int = 0
     transposed: bool = False  # the weight is stored [in, out]
-    norms: Norms = NO_NORMS  # of inputs
+    norms: Norms = NO_NORMS  # norms of the inputs
 
     def add(self, other: "Product") -> None:
         """Add the sums over other inputs."""
@@ -138,7 +138,7 @@ class OutputErrors(TorchFunctionMode):
         self._products, self._inputs, self._with_moments = products, inputs, with_moments
         self._watched: dict[int, Watched] = {}
         self._x: Tensor | None = None
-        self._norms = NO_NORMS  # of x
+        self._norms = NO_NORMS  # norms of self._x
         self._uses: list[Use] = []  # products with x whose errors have not been computed yet
         self._gram: dict[tuple[Part, ...], Gram] = {}  # by the parts of weights that share the inputs
         self._later: list[tuple[Use, Gram]] = []  # errors to multiply by XᵀX once all micro-batches have run

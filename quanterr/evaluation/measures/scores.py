@@ -22,7 +22,7 @@ from quanterr.util.strict_json import JsonObject
 
 # Number of logits of each side that are scored at once on the CPU, so that they stay in its cache.
 SLAB_LOGITS = 1 << 18
-DEVICE_SLAB_LOGITS = 1 << 22  # the same on another device
+DEVICE_SLAB_LOGITS = 1 << 22  # number of logits of each side that are scored at once on another device
 TOP_CHOICES = 5
 # Minimum number of chunks for a bootstrap, and number of draws, which give a standard error within 7 %.
 MIN_BOOTSTRAP_CHUNKS, BOOTSTRAP_DRAWS = 8, 100

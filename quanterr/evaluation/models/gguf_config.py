@@ -263,7 +263,7 @@ def _gemma3(facts: Facts) -> JsonObject:
 
 
 def _gemma_scale(facts: Facts, blocks_of_27b: int) -> JsonObject:
-    """Return the number whose root scales the scores of attention; the 27B model has a different one."""
+    """Return the number by whose square root attention scores are divided: the head size, except in Gemma's 27B."""
     size = _heads(facts)["head_dim"]
     if facts.count("block_count") == blocks_of_27b:
         size = facts.count("embedding_length") // facts.count("attention.head_count")

@@ -96,7 +96,7 @@ def _own_slots(full: str, owner: nn.Module) -> Iterator[Slot]:
 
 def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
     """Return the units of a built model by their names, in its order; their weights will be on the device."""
-    attributes = ("_no_split_modules", "_repeated_blocks")  # of transformers and of diffusers
+    attributes = ("_no_split_modules", "_repeated_blocks")  # names in transformers and in diffusers
     blocks = {name for attribute in attributes for name in getattr(model, attribute, None) or ()}
     units: dict[str, Unit] = {}
     for name, module in model.named_modules():

@@ -59,7 +59,7 @@ class OriginalWeights:
         self._chunk = CPU_CHUNK if on_cpu else DEVICE_CHUNK
         self._workspaces = [Workspace(device) for _ in range(torch.get_num_threads() if on_cpu else 1)]
         self.read_bytes = 0
-        self.layout: Layout | None = None  # of a denoiser, after it was computed
+        self.layout: Layout | None = None  # the layout of a denoiser, once it is computed
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

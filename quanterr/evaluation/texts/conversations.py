@@ -1,7 +1,7 @@
 """Conversations in the original's own chat template; only the assistant's tokens are scored.
 
 Each line of a file is JSON: a list of messages, or {"messages": [...]}, each {"role": "user", "content": "…"}. For a
-model that sees or hears, the content may be a list of parts: {"type": "text", "text": "…"}, images and sounds
+model that takes images or audio, the content may be a list of parts: {"type": "text", "text": "…"}, images and sounds
 (:mod:`~quanterr.evaluation.texts.media`), from which the model's own processor makes its inputs. A model that
 transcribes has no template: a conversation is one sound and its transcript, in the tokens of the model's own tokenizer.
 
@@ -126,7 +126,8 @@ class _Reader:
         extract, known = self._processor.feature_extractor, set(self._tokenizer.all_special_ids)
         heard = extract(sound["audio"], sampling_rate=extract.sampling_rate, return_tensors="pt")
         ids = list(self._tokenizer(transcript["text"])["input_ids"])
-        first = next((n for n, token in enumerate(ids) if token not in known), len(ids) - 1)  # of silence, the end
+        # Index of the first scored token; the transcript of silence has only special tokens, and its last is scored.
+        first = next((n for n, token in enumerate(ids) if token not in known), len(ids) - 1)
         return _Conversation(ids, [n >= first for n in range(len(ids))], dict(heard))
 
     def _open(self, messages: Sequence[JsonObject], where: str) -> list[JsonObject]:

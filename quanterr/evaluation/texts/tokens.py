@@ -276,7 +276,7 @@ def read_vocabulary(folder: ModelFolder) -> dict[int, str] | None:
 def tokenizer_fingerprint(folder: ModelFolder) -> str | None:
     """Return the SHA-256 of the parts of a tokenizer.json that determine tokens; None if it cannot be read.
 
-    A tokenizer that was derived from a GGUF file has none, as the same tokenizer is written differently there.
+    None, too, for a tokenizer derived from a GGUF file, which stores these parts in another form.
     """
     read = None if folder.is_made else _read_tokenizer(folder)
     if read is None:

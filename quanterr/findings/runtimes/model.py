@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
     bits: frozenset[int] | None = None
     group_sizes: frozenset[int] | None = None  # columns that share a scale; WHOLE_ROW: all
-    symmetric: bool | None = None  # as declared
+    symmetric: bool | None = None  # whether the configuration declares symmetric codes
 
     def find_excess(self, weight: Weight, scheme: Scheme | None) -> str:
         """Return what a weight has beyond these limits, in words; empty if nothing."""
@@ -77,7 +77,7 @@ class Container(NamedTuple):
     """The only kind of files that a runtime reads: GGUF, or safetensors."""
 
     is_gguf: bool
-    message: str  # of the refusal of others
+    message: str  # what it says when it refuses other files
     place: str
 
 
@@ -88,7 +88,7 @@ class TensorRule(NamedTuple):
     place: str
     expects: str
     fails: str  # what it does with other tensors
-    name: re.Pattern[str]  # of the tensor, from the module's name on
+    name: re.Pattern[str]  # name of the tensor after the module's name
     dtypes: frozenset[str] = frozenset()
     dimensions: int | None = None
     method: str = ""  # quant_method that config.json declares
@@ -117,7 +117,7 @@ class TensorRule(NamedTuple):
 class ConfigRule(NamedTuple):
     """A quantization_config that a runtime refuses or reads otherwise."""
 
-    methods: frozenset[str]  # of quant_method; empty: any that is declared
+    methods: frozenset[str]  # values of quant_method; empty: any declared method
     is_broken: Callable[[JsonFields], object]
     message: str  # follows the runtime's name
     place: str
@@ -130,7 +130,7 @@ Rule = Callable[[Contents], Iterable[LoadingReason]]
 class Runtime(NamedTuple):
     """A program that loads checkpoints."""
 
-    name: str  # as users write it
+    name: str  # the name that users type
     version: str  # that was read
     layouts: tuple[Layout, ...]
     rules: tuple[Rule, ...]  # in the order in which it would fail

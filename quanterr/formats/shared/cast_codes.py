@@ -19,7 +19,7 @@ from quanterr.tensors.workspace import find_dtype
 
 SAMPLE_ELEMENTS = 1 << 12  # number of elements that are read
 MIN_DISTINCT_CODES = 12  # fewer distinct values also occur in ternary weights and in constants
-MIN_CODE, MAX_CODE = -128, 255  # of signed and of unsigned codes
+MIN_CODE, MAX_CODE = -128, 255  # smallest signed and largest unsigned code
 MAX_INT4_CODES = 16  # four bits have 16 values
 
 

@@ -30,7 +30,7 @@ def find_group_size(label: Label | None, cols: int) -> tuple[int, tuple[str, ...
         )
     if is_power_of_four(size):
         return size, ()
-    return size, (f"rotated in groups of {size}, which ComfyUI does not load: a Sylvester matrix undoes it",)
+    return size, (f"rotated in groups of {size}, which ComfyUI cannot load; read as rotated by Sylvester's matrix",)
 
 
 def read_rotated(decoder: Decoder, padded: Padded) -> Decoder:

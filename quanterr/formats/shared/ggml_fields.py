@@ -42,7 +42,7 @@ class Field(NamedTuple):
     where: str
     bits: int = 8  # from one field to the next in a word
     up: int = 0  # place of these bits in the number
-    mask: int = -1  # of the field
+    mask: int = -1  # the bits of the field that count
     word: int = 8  # bits of a word
     first: int = 0  # lowest bit of the first field in its word
 
@@ -106,10 +106,10 @@ class Numbers(NamedTuple):
     """
 
     part: int
-    levels: tuple[float, ...] = ()  # of the codes; empty: signed bytes
+    levels: tuple[float, ...] = ()  # value of each code; empty: codes are signed bytes
     factor: int = 1
     offset: int = 0
-    shift: float = 0.0  # of the levels of a part with a flag
+    shift: float = 0.0  # added to the levels of a part whose flag is set
     signed: bool = False  # scales are signed bytes
     step: float = 1.0  # a power of two
     scale_levels: tuple[float, ...] = ()

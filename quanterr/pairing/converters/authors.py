@@ -14,7 +14,7 @@ from typing import Any
 
 _T5 = "encoder.block.*.layer"
 _LLAMA = "model.layers.*"
-_PARAMETERS = ("fn", "base", "scale")  # of hyper-connections
+_PARAMETERS = ("fn", "base", "scale")  # parameters of hyper-connections
 _COMPRESSOR = {"wkv": "kv_proj", "wgate": "gate_proj", "ape": "position_bias", "norm": "kv_norm"}
 
 

@@ -18,7 +18,7 @@ INPUTS_FIRST = frozenset(
         "llama4_text",
         "qwen3_vl_moe",
         "qwen3_vl_moe_text",
-        "qwen3vlmoe",  # as GGUF files name the architecture
+        "qwen3vlmoe",  # the architecture's name in GGUF files
         "aria",
         "aria_text",
     ]

@@ -98,7 +98,7 @@ RENAMED: Mapping[str, tuple[tuple[re.Pattern[str], str], ...]] = {
 }
 LIMITS = re.compile(r"(.*)(\.(?:in|out)put_(?:min|max))")  # limits of a layer's activations
 MERGERS = re.compile(r"(.*\.deepstack_merger_list\.)(\d+)(\..*)")
-MERGED_BLOCKS = "clip.vision.is_deepstack_layers"  # for each block, whether a merger follows it
+MERGED_BLOCKS = "clip.vision.is_deepstack_layers"  # tells for each block whether a merger follows it
 # Tensors of towers and projectors, by their name in the original: the converter writes them to a file of their own.
 TOWERS = re.compile(
     r"(mlp|vit\.|vpm\.|siglip2\.|conformer\.|merger\.|resampler\.|sound_encoder\.|sound_projection\.|speech_embeddings\.).*"

@@ -52,7 +52,7 @@ LEFT_OUT = tuple(
         ),
         (r"(encoder|audio_tower)\.embed_positions\.weight", "left out by mlx-audio, which computes it"),
         (
-            r"masked_spec_embed|project_(hid|q)\..*|quantizer\.(codevectors|weight_proj\..*)",  # of wav2vec 2.0
+            r"masked_spec_embed|project_(hid|q)\..*|quantizer\.(codevectors|weight_proj\..*)",  # wav2vec 2.0
             "left out by mlx-audio: only training needs it",
         ),
     )

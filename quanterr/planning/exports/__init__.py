@@ -80,7 +80,7 @@ def write(plan: Plan, file: IO[str], program: str) -> None:
     """Write a shell script that carries out the plan: it writes the file that the program reads, and runs the program.
 
     Raises:
-        UsageError: as :func:`export_plan`.
+        UsageError: for the reasons that :func:`export_plan` states.
     """
     text = export_plan(plan, program)
     if command := export_command(plan, program):

@@ -90,7 +90,7 @@ MAX_FILES = 4
 NAMED = 2  # damaged layers in the conclusion
 OTHER_ORIGINAL = "unquantized_changed"  # the finding that, as an error, says that the original is another checkpoint
 NONE = "-"
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a block or an expert, in a name
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # the number of a block or an expert in a name
 COUNTS: Sequence[CellColumn[Aggregate]] = (
     (Column("layers", 2), lambda a: f"{a.total_layers:,}"),
     (Column("elements", 6), lambda a: f"{a.total_elements:,}"),

@@ -17,7 +17,7 @@ from quanterr.metrics import PREDICTED
 from quanterr.outputs.formatting import format_in_units
 from quanterr.util.text import count, display
 
-UNSHOWN_OF_FLOOR = ("ppl", "ppl_ratio")  # not comparable with the candidates', as the floor reads fewer chunks
+UNSHOWN_OF_FLOOR = ("ppl", "ppl_ratio")  # the floor reads fewer chunks than candidates
 SIGNIFICANCE = 0.05  # p-value below which a difference is significant
 CHUNK = "chunk"
 WANTED_RELATIVE_SE = 0.03  # wanted standard error of the KL divergence, relative to its mean
