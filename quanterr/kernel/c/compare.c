@@ -45,8 +45,8 @@ _Static_assert(sizeof(int) == 4 && -1 >> 1 == -1, "int is not of 32 bits, or shi
 #define STRIP 16384
 #define AT_ONCE 64 /* columns of AWQ words that are unpacked together */
 #define SIDE_BY_SIDE 16 /* columns that are rotated together */
-#define BINS 0x7F80 /* of a histogram: one per finite nonnegative bfloat16 number */
-#define RELATIVE_OUTLIER 0.01 /* as in quanterr/metrics */
+#define BINS 0x7F80 /* bins of a histogram: one per finite nonnegative bfloat16 number */
+#define RELATIVE_OUTLIER 0.01 /* must equal RELATIVE_OUTLIER in quanterr/metrics */
 
 #define APART static __attribute__((noinline)) /* keeps all registers for one loop */
 
@@ -67,7 +67,7 @@ enum { CUT_SHORT = -1 }; /* a status; any but this and DONE is -errno */
 
 typedef struct { /* counts and extremes by lane; comparisons give -1, so counts are negative */
     int32_t x_zero[LANES], y_zero[LANES], zero_reference[LANES], outliers[LANES], relative_outliers[LANES];
-    int32_t relative_max[LANES], cast_max[LANES], not_e_min[LANES]; /* bits of floats; not_e_min is complemented */
+    int32_t relative_max[LANES], cast_max[LANES], not_e_min[LANES]; /* bits of floats; not_e_min: their complement */
 } Counts;
 
 typedef struct {
@@ -76,7 +76,7 @@ typedef struct {
     double strip[N_SUMS];
     double x_sq, e_sq, e_max; /* sums and maximum of a row */
     int zeroed;               /* all y of the row are zero */
-    float *x_peaks, *e_peaks; /* by window of a segment, in a row of cells; or NULL */
+    float *x_peaks, *e_peaks; /* max |x| and max |e| of each window, in a row of cells; or NULL */
     uint16_t bins[SEGMENT];
 } State;
 
@@ -415,7 +415,7 @@ static void rotate_pairs(double *x, int64_t n, int64_t stride) {
         }
 }
 
-/* The same for strides 1, 2 and 4. */
+/* Adds and subtracts numbers that are 1, 2 and 4 apart. */
 static void rotate_eights(double *x, int64_t n) {
     for (double *v = x; v < x + n; v += 8) {
         double a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
@@ -430,7 +430,8 @@ static void rotate_eights(double *x, int64_t n) {
 INLINE wide_doubles load_wide(const double *from) { wide_doubles v; memcpy(&v, from, sizeof v); return v; }
 INLINE void store_wide(double *to, wide_doubles v) { memcpy(to, &v, sizeof v); }
 
-/* The same for `stride`, a multiple of a vector, 2 · stride, … up to radix / 2 · stride, in registers. */
+/* Adds and subtracts numbers that are stride, 2 · stride, … radix / 2 · stride apart, in registers; `stride` is a multiple of
+ * a vector. */
 INLINE void rotate_vectors(double *x, int64_t n, int64_t stride, int radix) {
     for (int64_t i = 0; i < n; i += radix * stride)
         for (int64_t j = i; j < i + stride; j += WIDTH / 2) {
@@ -504,7 +505,7 @@ void quanterr_rotate(float *values, int64_t groups, int64_t size, double unit, d
 
 typedef struct { /* TOGETHER vectors of BLOCK numbers, and columns of the matrix */
     const float *x, *matrix;
-    int64_t stride, apart; /* from one number to the next, from one vector to the next */
+    int64_t stride, apart; /* steps from one number to the next, and from one vector to the next */
 } Factors;
 
 #if WIDTH == 16
@@ -534,7 +535,7 @@ INLINE void add_part(floats sums[TOGETHER][PARTS], int part, int n, Factors of, 
                 sums[i][sum] = multiply_add(v, __builtin_parity(sum & part) ? -f : f, sums[i][sum]);
         }
 }
-/* The same for all parts in which 2 · n sums differ. */
+/* Adds the products of all parts in which 2 · n sums differ. */
 INLINE void add_parts(floats sums[TOGETHER][PARTS], int n, Factors of, int down) {
     for (int i = 0; i < TOGETHER; i++)
         for (int sum = 0; sum < n; sum++) sums[i][n + sum] = sums[i][sum];
@@ -850,7 +851,7 @@ APART const float *decode(Side *side, const uint8_t *codes, int64_t row, int64_t
     return out;
 }
 
-#define TILE_ROWS 32 /* as TILE of kernel/decoding.py */
+#define TILE_ROWS 32 /* must equal TILE_ROWS of kernel/decoding.py */
 
 /* Transposes words stored down columns into rows of bytes in `tile`; `stored` begins with the first row. */
 static void tile_words(const Side *side, int64_t row, int64_t rows, int64_t row_bytes) {
@@ -1305,7 +1306,7 @@ static void generate(const uint32_t *codes, int64_t n, uint32_t factor, uint32_t
     }
 }
 
-#define MOST_CODES 256 /* of a tile whose values are computed */
+#define MOST_CODES 256 /* maximum number of codes of a tile whose values are computed */
 
 void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words,
                                     int64_t col_words, const Code *codes, int64_t height, int64_t width, uint32_t factor,
@@ -1327,7 +1328,7 @@ void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols,
 }
 
 /* The hash of kernel.h, which compute_hash of kernel/structs.py must equal. */
-uint64_t quanterr_header(void) { return HEADER; } /* of the command that compiles this */
+uint64_t quanterr_header(void) { return HEADER; } /* build.py defines HEADER */
 
 int quanterr_instructions(void) {
 #if defined(__x86_64__)

@@ -21,9 +21,9 @@
 #define PLACES 3          /* runs of bytes that a fingerprint covers */
 #define TILE 64           /* columns of a tile, in one row of a sample */
 #define WINDOW 64         /* columns whose largest |x| and |e| are kept */
-#define MOST_PARTS 64     /* of a sample with whose cells others are compared */
-#define MOST_SEARCHED 64  /* elements of a part whose scale can be searched for */
-#define MOST_FACTORS 16   /* scales to try for a group of a sample */
+#define MOST_PARTS 64     /* maximum number of parts of a sample whose cells are compared with others */
+#define MOST_SEARCHED 64  /* maximum number of elements of a part whose scale can be searched for */
+#define MOST_FACTORS 16   /* maximum number of scales to try for a group of a sample */
 #define DONE 1            /* status: files were read to the end */
 
 enum Sum {
@@ -50,18 +50,18 @@ typedef struct { /* some bits of a number, for each run of codes, entry or part 
 } Bits;
 
 typedef struct { /* ggml's blocks as data; formats/shared/ggml_fields.py specifies them */
-    int32_t elements, n_bytes; /* of a block of one row */
+    int32_t elements, n_bytes; /* size of a block of one row */
     int32_t head;        /* bytes before the blocks of each row: their d, float16 if there are two, else float32 */
-    int32_t rows;        /* that are interleaved */
+    int32_t rows;        /* number of rows that a block interleaves */
     int32_t run;         /* 4, 8, 16 or 32 codes that are read together; 0: codes stand for several elements */
     int32_t part;        /* elements that share a scale */
     int32_t width;       /* elements of a code: 1, 2, 4 or 8 */
-    int32_t factor, offset; /* of scales */
+    int32_t factor, offset; /* a scale is its stored number · factor + offset */
     int32_t are_signed;  /* scales are signed bytes */
     int32_t are_bytes;   /* codes are signed bytes, */
-    int32_t first;       /* or else the code 0 has this level, and the others follow, */
-    const float *levels; /* or else the levels of all codes, 16 or more; of several elements: in the table of a Side, int8 */
-    float shift;         /* of the levels of a part with a flag */
+    int32_t first;       /* or else the level of code 0; each further code is one more, */
+    const float *levels; /* or else the levels of all codes, 16 or more; of several elements: in the table of a Side */
+    float shift;         /* added to the levels of a part whose flag is set */
     float step;          /* factor of all scales, a power of two */
     const float *scale_levels; /* values of scales, or NULL */
     const uint8_t *patterns;   /* the signs of eight elements by their number, or NULL */
@@ -73,13 +73,13 @@ typedef struct { /* the rows of one weight, and how they are decoded */
     int32_t order;   /* an Order */
     int32_t file;         /* descriptor (Windows: handle), or -1 if `stored` holds the rows */
     int32_t per_byte;     /* codes per byte, for TABLE */
-    int64_t offset;       /* of the first row in the file */
-    int64_t row_bytes;    /* from one row to the next */
-    int64_t words;        /* for WORDS_DOWN and AWQ_WORDS: from one word of a row to the next */
-    const Blocks *blocks; /* for BLOCKS; */
+    int64_t offset;       /* place of the first row in the file */
+    int64_t row_bytes;    /* bytes from one row to the next */
+    int64_t words;        /* WORDS_DOWN and AWQ_WORDS: step from one word of a row to the next */
+    const Blocks *blocks; /* BLOCKS: the layout of the blocks */
     int64_t lead;         /* rows of the first group before the first row */
-    int64_t first_row;    /* for SHARED_BYTES: number of the first row in the weight, of which `offset` or `stored` is row 0; */
-    int64_t shared_step;  /* from one row of a byte to the next, and their number; */
+    int64_t first_row;    /* SHARED_BYTES: number in the weight of the first row; `offset` or `stored` is the place of row 0 */
+    int64_t shared_step;  /* step between rows that share bytes, and the number of such rows */
     int64_t shared_rows;
     uint8_t shifts[8];    /* the lowest bit of each row's codes, and the largest code */
     int32_t largest_code;
@@ -87,12 +87,12 @@ typedef struct { /* the rows of one weight, and how they are decoded */
     void *tile;           /* buffer for rows in order */
     const void *table;    /* float (256, per_byte): values of the codes in each byte; of blocks: int8 (codes, width) */
     const float *scale;   /* (1 or rows / scale_height, groups), or NULL */
-    const float *zero;    /* the same shape, subtracted from the codes first; or NULL */
-    const float *shift;   /* the same shape, added last; or NULL */
-    int64_t scale_step;   /* from the scales of one row to the next; 0 if all rows share one */
+    const float *zero;    /* shaped like `scale`: subtracted from the codes first; or NULL */
+    const float *shift;   /* shaped like `scale`: added last; or NULL */
+    int64_t scale_step;   /* step from the scales of one row to the next; 0 if all rows share one */
     int64_t scale_height; /* rows that share their scales */
-    int64_t scale_n;      /* number that is read to `scale` first; 0: they are there */
-    int64_t scale_offset; /* in the file */
+    int64_t scale_n;      /* number of scales that are read into `scale` first; 0: `scale` is filled already */
+    int64_t scale_offset; /* place of the scales in their file */
     int64_t scale_rows;   /* rows of scales, if those of a group are stored together, with room for twice as many; else 0 */
     int32_t scale_file;   /* as `file` */
     int32_t scale_type;   /* F32, BF16, F16; or I8: a byte whose value is in `scale_table` */
@@ -101,7 +101,7 @@ typedef struct { /* the rows of one weight, and how they are decoded */
     int64_t nested_n;
     int64_t nested_first; /* number of the first scale in the weight */
     float nested_offset;
-    float factor;         /* by which scaled codes are multiplied; 0: by none */
+    float factor;         /* multiplies scaled codes; 0: none */
     int64_t zero_step;
     int64_t shift_step;
     int64_t group;        /* columns that share a scale, next to each other, */
@@ -111,7 +111,7 @@ typedef struct { /* the rows of one weight, and how they are decoded */
     float *values;        /* buffer for decoded rows, or NULL */
     int32_t ends[3];      /* bytes of saturated codes; fewer than three are repeated */
     int32_t has_ends;
-    int64_t saturated;    /* out: their number */
+    int64_t saturated;    /* out: number of saturated codes */
     uint8_t *sampled;     /* out: sampled_n bytes from each of these places behind `offset`, or NULL */
     int64_t sampled_n;
     int64_t sampled_at[PLACES];
@@ -119,47 +119,47 @@ typedef struct { /* the rows of one weight, and how they are decoded */
 
 typedef struct { /* rows that were decoded: x and y, (places, cols) */
     const float *x, *y;
-    const int64_t *places; /* of each of n rows, or -1; NULL: its own */
+    const int64_t *places; /* place of each of n rows, or -1; NULL: row i is at place i */
     int64_t n, cols;
-    const float *scale, *zero, *shift; /* of y, as in a Side */
+    const float *scale, *zero, *shift; /* those of y, as in a Side */
     int64_t scale_step, scale_height, zero_step, shift_step;
-    float factor;          /* of all scales; 0: none */
+    float factor;          /* multiplies all scales; 0: none */
     const int32_t *columns; /* group of each column; NULL: groups are next to each other */
     const int32_t *order;  /* column from which each was taken, or NULL */
-    int64_t n_scales;      /* of the whole weight; 0: unknown */
+    int64_t n_scales;      /* number of scales in the whole weight; 0: unknown */
     const float *near;     /* (places, groups): what a scale may differ from a good one without loss; NULL: nothing */
 } Rows;
 
 typedef struct { /* thresholds of samples; samples/native.py fills them in */
     double half_step;    /* largest rounding error, in steps */
-    double near;         /* as near as the nearest code: up to so many times its error */
-    double above_normal; /* floats lose nothing if a good scale puts the largest so far above their smallest normal number */
-    double some, far;    /* ratios of losses with stored and good scales: worth a look; and far too large */
+    double near;         /* a code with at most this multiple of the nearest code's error counts as nearest */
+    double above_normal; /* floats lose nothing if a good scale brings the largest this far above their smallest normal number */
+    double some, far;    /* ratios of losses with stored and good scales: to be examined; and far too large */
     double group_db, clipped_db; /* losses from which a group stands out, and from which clipping is wrong */
     double wide, fits;   /* range of stored / good scale that is never wrong */
-    double moved, fixed; /* zero points that are whole codes, or equal */
-    double floor;        /* of an error, as a share of x², below which it is no damage */
+    double moved, fixed; /* maximum distance of zero points from whole codes, and between equal ones */
+    double floor;        /* share of x² below which an error is no damage */
     double like;         /* share of an error that a factor explains */
     double part, compensated, better, worse, apart; /* ratios of energies from which regions stand out */
     double unlike;       /* squared cosine of x and y below which a column may hold other values */
-    int64_t fewest, fewest_rows; /* elements of a region, and regions that are compared */
+    int64_t fewest, fewest_rows; /* minimum numbers: elements of a region, and regions that are compared */
 } Limits;
 
 typedef struct { /* what the stored scales of a sample of rows allow */
-    int32_t kind;             /* of codes, a CodeKind */
+    int32_t kind;             /* a CodeKind */
     int32_t mantissa;         /* bits of codes that are floats, else 0 */
     float lowest, highest, normal;
     float below, above;       /* codes beyond are out of range */
-    const float *levels, *bounds, *halves; /* of a table: all values, ascending; what separates them; half the distances; */
-    const float *numbers;     /* and their numbers, from 0 on */
+    const float *levels, *bounds, *halves; /* a table's values, ascending; the bounds between them; half the distances; */
+    const float *numbers;     /* and the index of each value, from 0 on */
     int64_t n_levels;         /* LANES numbers follow those of each array, so that whole vectors can be loaded */
-    const float *multiples;   /* of the scale that clips nothing: scales to try */
-    int64_t n_multiples;      /* MOST_FACTORS at most */
+    const float *multiples;   /* scales to try, as multiples of the scale that clips nothing */
+    int64_t n_multiples;      /* at most MOST_FACTORS */
     const Limits *limits;
-    double lucky;             /* share of the worst error below which a good scale's is small by accident */
-    double most;              /* largest good / stored scale that is not wrong */
+    double lucky;             /* share of the worst error below which the error with a good scale is small by accident */
+    double most;              /* largest ratio of good to stored scale that is not reported as wrong */
     int64_t never_clips;      /* a larger one is wrong whatever its group loses */
-    int64_t cols;             /* of a group */
+    int64_t cols;             /* columns of a group */
     int32_t per_row;          /* each row has scales of its own; else one for all, or blocks */
     int32_t whole;            /* the sample is the whole weight */
     int32_t transposed;       /* each column has a scale of its own: columns are measured as rows, and a block is a column */
@@ -176,13 +176,13 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     int64_t most_cols;
     int32_t zeros;            /* out: a Zeros, what zero points have in common */
     int32_t plain;            /* out: a SampleState; UNSURE unless all codes and scales are as they should be */
-    double x_sq, e_sq;        /* out: of all rows; all sums are 0 on entry */
-    double steps_sq;          /* e² in steps, of ROUNDED codes */
-    double best_sq;           /* of the nearest codes of all rows, if NEAREST; and of those out of range alone */
+    double x_sq, e_sq;        /* out: sums over all rows; all sums are 0 on entry */
+    double steps_sq;          /* ROUNDED codes: Σ of e² in steps */
+    double best_sq;           /* if NEAREST: Σe² of the nearest codes of all rows; and Σe², Σx² of numbers out of range */
     double clipped_sq, clipped_x_sq;
-    double beyond_sq;         /* e² of codes in range that are neither of the two nearest */
+    double beyond_sq;         /* Σe² of codes in range that are neither of the two nearest */
     int64_t clipped, off;     /* numbers out of range; and in range but two or more steps from the nearest */
-    double group_x_sq;        /* of the groups that are used for the losses */
+    double group_x_sq;        /* Σx² of the groups whose losses are measured */
     double stored_sq, good_sq[2], worst_sq; /* losses of the nearest codes: with the stored scales, good ones, the worst */
     double scale_ratio;       /* median of stored / good scale */
     int64_t scale_n;          /* number of the weight's scales; out: 0 if their range and sum are unknown */
@@ -202,15 +202,15 @@ typedef struct { /* a comparison: its settings, buffers and results */
     float *peaks;              /* out: (2, down, across): max |x| and max |e| of each cell; or NULL */
     float *windows;            /* (2, windows): room for those of each window in a row of cells */
     int64_t cell_rows, cell_windows;
-    int64_t rows_above;        /* of the first cells, above the first row */
-    int64_t *histogram;        /* out: room for ROOM counts; of the first run: for those of all runs */
-    uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074; of the first run: of all */
+    int64_t rows_above;        /* rows of the first cells that are above the first row */
+    int64_t *histogram;        /* out: room for ROOM counts; in the first run: for those of all runs */
+    uint32_t *sums;            /* out: (N_SUMS, LIMBS), two's complement in units of 2^-1074; in the first run: of all */
     int64_t first_bin, n_bins; /* out: bins in use, without bin 0 */
     int64_t zero_errors;       /* out: bin 0 */
     int64_t n, nonfinite_x, nonfinite_y, x_zero, y_zero, zero_reference, outliers, relative_outliers;
     double e_max, e_min, relative_max, x_max;
     double cast_max;           /* max |e| / max(|x|, normal), if normal is not 0 */
-    const int64_t *places;     /* for each row, its place in the buffers for decoded rows, or -1; NULL: its own */
+    const int64_t *places;     /* place of each row in the buffers for decoded rows, or -1; NULL: row i is at place i */
     int64_t worst_row;         /* the first row with e_max */
     int64_t worst_col;         /* its first column with the largest |e|, and the values there */
     double worst_x, worst_y;
@@ -219,7 +219,7 @@ typedef struct { /* a comparison: its settings, buffers and results */
     int64_t kept_rows[KEPT_ROWS];
     double kept_x_sq[KEPT_ROWS], kept_e_sq[KEPT_ROWS], kept_e_max[KEPT_ROWS];
     int64_t kept_zeroed[KEPT_ROWS];
-    int64_t ranks[RANKS];      /* in: of |e|, ascending from 1 */
+    int64_t ranks[RANKS];      /* in: ranks of |e|, ascending from 1 */
     int64_t rank_bins[RANKS];  /* the bins that hold them */
     float *block_values;       /* out: x in these rows and columns, from first_block and from the first column on; or NULL */
     int64_t first_block, block_rows, block_cols;
@@ -230,14 +230,14 @@ typedef struct { /* numbers to round, and the units of their groups */
     const float *x; /* (rows, cols) */
     int64_t rows, cols;
     int64_t group;        /* columns that share a unit; the last group of a row may have fewer */
-    const float *units;   /* of the groups of each row, from `step` to `step`; 0: all rows share them */
+    const float *units;   /* units of each row's groups, `step` apart; step 0: all rows share them */
     const float *before;  /* subtracted from x before it is divided by its unit, or NULL; as `units` */
     const float *after;   /* added after, or NULL */
     int64_t step;
     int32_t multiply;     /* units are multiplied by */
-    int32_t packing;      /* of codes in bytes, a Packing */
+    int32_t packing;      /* how bytes hold codes, a Packing */
     uint8_t *codes;       /* out */
-    int64_t row_bytes;    /* from the codes of one row to the next */
+    int64_t row_bytes;    /* bytes from the codes of one row to the next */
 } Numbers;
 
 typedef struct { /* the codes that numbers are rounded to */
@@ -248,7 +248,7 @@ typedef struct { /* the codes that numbers are rounded to */
     int32_t least;        /* FLOATS: exponent of the smallest normal number */
     int32_t sign;         /* FLOATS: bit of the sign */
     int32_t one_zero;     /* FLOATS: zero has no sign */
-    const float *bounds;  /* LISTED: each one crossed applies its `changes` to the code by exclusive or */
+    const float *bounds;  /* LISTED: for each bound below a number, its `changes` are applied to the code by XOR */
     const int32_t *changes;
     int64_t n_bounds;
 } Codes;

@@ -7,7 +7,7 @@
 
 #define SUPERBLOCK 256 /* elements of a block of a K type */
 #define PARTS 16
-#define RUN 16 /* of its codes that are written at once */
+#define RUN 16 /* codes of a superblock that are written at once */
 
 typedef uint16_t pairs __attribute__((vector_size(WIDTH)));
 typedef uint8_t packed_bytes __attribute__((vector_size(WIDTH / 2)));
@@ -179,8 +179,8 @@ INLINE void write_bits(const Bits *bits, int n, const int *numbers, int count, u
         }
 }
 
-/* The same for the codes of a block, which are in bytes next to each other. Bytes are shifted in pairs, as masks take away
- * what comes from their neighbours. */
+/* Packs the codes of a block, which are in bytes next to each other. Bytes are shifted in pairs, as masks take away what
+ * comes from their neighbours. */
 INLINE void write_codes(const Blocks *b, const uint8_t *codes, uint8_t *block) {
     for (int k = 0; k < 4 && b->codes[k].at; k++) {
         const Bits *bits = b->codes + k;
@@ -195,7 +195,7 @@ INLINE void write_codes(const Blocks *b, const uint8_t *codes, uint8_t *block) {
     }
 }
 
-typedef struct { float steps[PARTS], minima[PARTS]; } Scales; /* of the parts of a block, as stored */
+typedef struct { float steps[PARTS], minima[PARTS]; } Scales; /* stored scales and minima of a block's parts */
 
 /* Encodes the scales and, unless NULL, minima of up to WIDTH blocks; integers of scales and minima are `most` at most. */
 INLINE void encode_scales(const float *scales, const float *minima, int n, const Blocks *b, int parts, int most,
@@ -253,7 +253,7 @@ void quanterr_encode_superblocks(const float *x, const float *scales, const floa
     else encode_superblocks(x, scales, minima, n, type, 8, most, out);
 }
 
-INLINE int32_t find_magnitude(const float *x, int64_t n) { /* of bits, which have the same order */
+INLINE int32_t find_magnitude(const float *x, int64_t n) { /* compares bits, which are ordered like magnitudes */
     int32_t most = 0;
     for (int64_t i = 0; i < n; i++) {
         int32_t bits = as_bits(x[i]) & MAGNITUDE;
@@ -272,7 +272,7 @@ INLINE fours lower(fours a, fours b) { return (fours)(((a < b) & (ints_of_four)a
 
 void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *found) {
     for (int64_t group = 0; group < n; group++, x += k) {
-        fours lows[2] = {{0}, {0}}, highs[2] = {{0}, {0}}; /* of -x; two of each, so that none waits for the one before */
+        fours lows[2] = {{0}, {0}}, highs[2] = {{0}, {0}}; /* lows of -x; two chains, so that no step waits for the last */
         float low = 0, high = 0;
         int64_t i = 0;
         for (; i + 8 <= k; i += 8)

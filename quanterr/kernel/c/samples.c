@@ -8,8 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#define MOST_ROWS 1024 /* of a sample that has regions */
-#define TRUSTED 0x1p-100 /* least energy of a region: float32 loses squares far below */
+#define MOST_ROWS 1024 /* maximum number of rows of a sample that is searched for regions */
+#define TRUSTED 0x1p-100 /* minimum energy of a region: float32 loses the squares of much smaller ones */
 
 enum { X_SQ, E_SQ, BEST_SQ, XE, N_PRODUCTS }; /* of an element */
 
@@ -470,7 +470,7 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         if (s->block_rows && tried == 1 && trials->factor == 1) tried_sq[0] = stored_sq;
         else sum_errors(s, groups + i, trials, tried, tried_sq);
         for (int64_t k = 0; k < tried; k++) {
-            if (are_powers) good_sq[k] = tried_sq[k]; /* of two rules, the one that loses more over all groups counts */
+            if (are_powers) good_sq[k] = tried_sq[k]; /* in the end, the rule with the larger loss over all groups counts */
             else good_sq[0] = tried_sq[k] < good_sq[0] ? tried_sq[k] : good_sq[0];
         }
         if (fabsf(fabsf(groups[i].unit) - groups[i].needed * fabsf(groups[i].unit)) <= groups[i].near)
@@ -502,7 +502,7 @@ static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
     const float high = (g->unit > 0 ? largest : least) / g->unit, low = (g->unit > 0 ? least : largest) / g->unit;
     g->n += n;
     g->x_sq += sum_of(rows->x_sq);
-    if (s->kind == SHIFTED) { /* of one row; zero points decide what is needed */
+    if (s->kind == SHIFTED) { /* a group of one row, whose zero point decides which scale it needs */
         g->high = high, g->low = low;
         return;
     }

@@ -29,7 +29,7 @@
 #define INTERLEAVE(a, b, halves) __builtin_shuffle(a, b, (ints){halves})
 #endif
 
-typedef struct { /* of WIDTH parts, an element of each at a time */
+typedef struct { /* WIDTH parts; each vector holds one element of each */
     floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED], codes[MOST_SEARCHED];
 } Parts;
 
@@ -181,7 +181,7 @@ void quanterr_search_minimum(const float *x, const float *w, const float *floors
     }
 }
 
-INLINE floats find_largest(const floats *x, int k) { /* of each part, by magnitude, the first */
+INLINE floats find_largest(const floats *x, int k) { /* the element of largest magnitude in each part, the first on a tie */
     floats largest = x[0];
     for (int i = 1; i < k; i++) largest = choose(magnitude(x[i]) > magnitude(largest), x[i], largest);
     return largest;

@@ -37,7 +37,7 @@ INLINE floats broadcast(float f) { return f - (floats){0}; } /* keeps the sign o
 INLINE floats choose(ints is, floats yes, floats no) { return (floats)((is & (ints)yes) | (~is & (ints)no)); }
 INLINE floats magnitude(floats v) { return (floats)((ints)v & MAGNITUDE); }
 
-#define LANES 16 /* in which sums are added up */
+#define LANES 16 /* number of partial sums that are added up side by side */
 
 INLINE double sum_of(const double *lanes) {
     double half[8], quarter[4];
