@@ -18,7 +18,7 @@ else:
 
         def __getattr__(self, name: str) -> Any:
             torch = import_module("torch")
-            for module in list(sys.modules.values()):  # from now on they have torch itself
+            for module in list(sys.modules.values()):  # they get torch itself from now on
                 if getattr(module, "__dict__", {}).get("torch") is self:
                     module.torch = torch
             return getattr(torch, name)

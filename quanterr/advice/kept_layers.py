@@ -46,7 +46,7 @@ def parse_budget(text: str) -> Budget:
     """Parse ``500MiB``, ``1.5GB`` or ``1000000`` as bytes, and ``3dB`` as a gain in SNR.
 
     Raises:
-        UsageError: the text is neither, or the amount is not positive.
+        UsageError: the text is neither a size nor a gain in dB, or the amount is not positive.
     """
     amount, unit = parse_amount(text)
     if unit not in {*UNITS, DB}:

@@ -20,8 +20,8 @@ from quanterr.util.small_file import read_small
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK_BYTES = 8 << 20  # bytes hashed at a time
 BLOCKS_AHEAD = 4  # blocks requested in advance
-METADATA_FOLDER = ".cache/huggingface/download"  # in the folder of a download
-MAX_METADATA_BYTES = 1000  # bytes
+METADATA_FOLDER = ".cache/huggingface/download"  # path within the folder of a download
+MAX_METADATA_BYTES = 1000  # maximum size of such a file
 BLOBS = "blobs"
 
 

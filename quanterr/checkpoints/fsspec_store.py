@@ -12,7 +12,7 @@ from quanterr.errors import CheckpointError, UsageError
 from quanterr.util.text import display, listed
 from quanterr.util.waiting import RetryableError
 
-TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # fields that identify a version, by preference
+TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # fields that identify a version, the preferred ones first
 
 
 class Filesystem:

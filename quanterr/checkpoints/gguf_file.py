@@ -48,7 +48,7 @@ from quanterr.version import __version__
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32  # if the file declares none
+DEFAULT_ALIGNMENT = 32  # used if the file declares none
 ALIGNMENT_KEY = "general.alignment"
 ALIGNMENT_TYPE = 4  # required type (u32) of the key: llama.cpp and the gguf package reject any other
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."

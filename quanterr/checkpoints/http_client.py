@@ -194,7 +194,7 @@ def _request(url: str, headers: Mapping[str, str], where: str) -> Answer:
         )
         try:
             response = ask(headers=headers, timeout=TIMEOUT, **read_later)
-        except ProtocolError:  # on a connection that the server was just closing
+        except ProtocolError:  # the server was just closing this connection
             response = ask(headers=headers, timeout=TIMEOUT, **read_later)
     except LocationValueError as error:
         raise CheckpointError(f"{where}: the address of {display(host)} or of its proxy is invalid") from error

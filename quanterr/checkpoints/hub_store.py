@@ -71,7 +71,7 @@ class Hub(Http):
         return [name for name in inside if "/" not in name]
 
     def sha256(self, path: str) -> str | None:
-        """Return the SHA-256 of a file in LFS at the commit; None for one that is not."""
+        """Return the SHA-256 of a file at the commit; None for a file that is not in LFS."""
         return self._checksums.get(path)
 
     @cached_property

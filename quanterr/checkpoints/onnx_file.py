@@ -227,7 +227,7 @@ class _Reader:
             return None
         scale, zero_point, bias = map(node.input, (use.scale, use.zero_point, use.bias))
         base = stored.removesuffix("_quantized")
-        if use.scale == NONE and base != stored:  # of ONNX Runtime's dynamic quantizer
+        if use.scale == NONE and base != stored:  # named by ONNX Runtime's dynamic quantizer
             beside = f"{base}_scale", f"{base}_zero_point"
             scale, zero_point = (name if name in self.tensors else "" for name in beside)
         if node.get_int("transB", 0):

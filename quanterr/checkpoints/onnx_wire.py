@@ -65,7 +65,7 @@ class Node(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, int | str]
-    scope: str = ""  # of PyTorch's exporter: the modules from the model to the operator, as a list in Python
+    scope: str = ""  # written by PyTorch's exporter: a Python list of modules, from the model to the operator
 
     def input(self, place: int) -> str:
         """Return the name of an input; empty if the node has none at this place."""

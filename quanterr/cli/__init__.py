@@ -154,7 +154,7 @@ def main() -> None:
     """Run the command and exit at once: an orderly shutdown of torch would take another 0.4 s."""
     _prepare_streams()
     gc.disable()  # a command frees little before its end, and its many small objects make each collection slow
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # from torch without numpy
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # torch says so without numpy
     status = _run_app()
     try:
         sys.stdout.flush()

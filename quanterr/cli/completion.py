@@ -6,7 +6,7 @@ typer offers the names that begin with the word before the cursor.
 import re
 from glob import escape, glob
 
-NAME = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)  # in a row of the guide's tables of formats and recipes
+NAME = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)  # a row in the guide's tables of formats and recipes
 PROGRAMS = ("llama-quantize", "llmcompressor", "torchao", "modelopt", "bitsandbytes", "convert_to_quant", "mlx")
 
 

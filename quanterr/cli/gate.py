@@ -74,7 +74,7 @@ def gate(
     colored = use_color(sys.stderr, show.colors)
     baseline = os.fspath(gates.baseline) if isinstance(gates.baseline, str | os.PathLike) else None
     if update_baseline and baseline is None:
-        raise UsageError("--update-baseline overwrites the file of --baseline: give one")
+        raise UsageError("--update-baseline overwrites the file of --baseline: name one with --baseline")
     if baseline is not None and _is_same_file(report, baseline):
         raise UsageError(f"--baseline {display(baseline)}: is the report itself; give an older report")
     to = show.targets([report, baseline])

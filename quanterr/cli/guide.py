@@ -50,7 +50,7 @@ def _show(text: str, paged: bool) -> None:
     from rich.markdown import Markdown
 
     if paged:
-        os.environ.setdefault("LESS", "FRX")  # without R, less shows colours as escape sequences
+        os.environ.setdefault("LESS", "FRX")  # R: less shows colours, not escape sequences
     console = Console()
     with guard_stdout(), console.pager(styles=True) if paged else nullcontext():
         console.print(Markdown(text))

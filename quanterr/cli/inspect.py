@@ -23,7 +23,7 @@ def inspect(
     """List a checkpoint's formats, sizes, bits per weight and problems. Reads headers only, unless asked for more.
 
     Exit status: 0 no error was found; 2 wrong usage; 3 an input is unreadable; 4 a weight is in no readable format,
-    another error was found, or a program named with --for does not surely load it as stored; 5 memory or disk.
+    another error was found, or a program named with --for refuses it, or may not load it as stored; 5 memory or disk.
     """
     from quanterr.findings.runtimes.judging import find_refusals
     from quanterr.inspection import inspect_checkpoint

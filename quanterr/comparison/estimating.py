@@ -229,7 +229,7 @@ def _estimate_all(
             group.check()  # another rank's error explains a stop
     for packed in () if group is None else group.gather(partial(pack_estimates, estimates)):
         estimates |= unpack_estimates(packed)
-    return {name: estimates[name] for name in asked}  # in the order of a single process
+    return {name: estimates[name] for name in asked}  # ordered as in a single process
 
 
 def _make_rankable(

@@ -41,7 +41,7 @@ CHUNKS_AT_ONCE = 4  # chunks of one weight in a range: few, so that several reci
 PIECE_ELEMENTS = 1 << 26  # size of the pieces in which several processes share a larger weight
 SMALL_ELEMENTS = 1 << 17  # below this size Python takes most of the time, so one thread handles all such weights
 RANGES_READ_AHEAD = 8
-MAX_TORCH_THREADS = 8  # with the torch kernel: more threads wait for the interpreter, and are slower
+MAX_TORCH_THREADS = 8  # for the torch kernel: more threads are slower, as they wait for the interpreter
 DEVICE_THREADS = 4
 POLL_INTERVAL = 0.02  # seconds between two checks of the progress of the workers
 # Freed memory to keep for further small weights: getting fresh pages from the system takes longer than arithmetic.

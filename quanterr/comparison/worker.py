@@ -43,7 +43,7 @@ class Worker:
         With ``samples``, the error that scales allow is estimated from a sample of rows.
         """
         self.outlier, self._candidates, self._compiled, self._samples = outlier, candidates, kernel, samples
-        self._begun: tuple[list[Pair], Callable[[], list[Sums]]] | None = None  # and how to get their sums
+        self._begun: tuple[list[Pair], Callable[[], list[Sums]]] | None = None  # pairs, waits for their sums
         self.start_over(device, size)
 
     def start_over(self, device: torch.device, size: int) -> None:

@@ -382,7 +382,7 @@ def _read_hqq(config: JsonFields) -> Rules:
 # torchao
 
 WEIGHT = ".weight"
-TORCHAO_TYPE = re.compile(r"(int|float)(\d)_?weight", re.IGNORECASE)  # in the name of a configuration's class
+TORCHAO_TYPE = re.compile(r"(int|float)(\d)_?weight", re.IGNORECASE)  # part of the name of a configuration's class
 TORCHAO_DTYPE = re.compile(r"(u?int|float)(\d)")  # dtype of the codes
 
 

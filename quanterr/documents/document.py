@@ -224,7 +224,7 @@ class Document(Result, Model, kw_only=True, rename={"schema_": "schema"}):
         own_schema["properties"]["checksum"] = checksum.SCHEMA
         own_schema["required"] = list(cls.__struct_encode_fields__)
         for part in (own_schema, *schema["$defs"].values()):
-            if "description" in part:  # from a docstring, with the indentation of the code
+            if "description" in part:  # a docstring, still indented like the code
                 part["description"] = cleandoc(part["description"])
         identity = f"urn:{name.replace('.', ':')}:{major}"  # the same for all versions that can be read with it
         return {"$schema": DRAFT, "$id": identity} | own_schema | {"$defs": schema["$defs"]}

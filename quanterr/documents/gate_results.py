@@ -15,7 +15,7 @@ Givers = Annotated[
     doc("what gives each reason: the result, a finding, a gate, or rules that were not applied; null: not stored"),
 ]
 
-BECAUSE = ", because: "  # in messages of gates, before the finding that explains a number
+BECAUSE = ", because: "  # precedes, in a gate's message, the finding that explains a number
 
 
 class Violation(Model):
@@ -163,7 +163,7 @@ def list_waived(judged: object) -> list[str]:
 def exit_status(judged: HasGates, allow_partial: bool = False, damage: Sequence[str] | None = None) -> Status:
     """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold.
 
-    ``allow_partial`` excuses what was not compared, but no ``damage``, by default that of the result.
+    With ``allow_partial``, an inconclusive verdict counts only if there is ``damage``, by default that of the result.
     """
     damaged = list_damage(judged) if damage is None else damage
     if judged.verdict == "inconclusive" and (damaged or not allow_partial):

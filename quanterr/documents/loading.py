@@ -34,7 +34,7 @@ class Loading(Model):
 
     @property
     def refusal(self) -> str | None:
-        """Why the runtime does not surely load the checkpoint as it is stored, as a sentence; None if it does."""
+        """Why the runtime refuses the checkpoint or may not load it as stored, in a sentence; None if it loads it."""
         return None if self.verdict == LOADS else f"{self.runtime} ({self.version}): {self.describe()}"
 
     def __str__(self) -> str:

@@ -53,7 +53,7 @@ class ConstantWeights:
     def __init__(self, alone: bool = False) -> None:
         """Start without matrices; ``alone`` is True if a single checkpoint is examined, which then is both sides."""
         self._alone = alone
-        self._zero: dict[int, tuple[Pair, list[int]]] = {}  # by number: pair, and the matrices of a stack if not all
+        self._zero: dict[int, tuple[Pair, list[int]]] = {}  # number → pair, and which matrices of a stack, if not all
         self._suspects: dict[int, Pair] = {}
         self._filled: set[tuple[int, ...]] = set()  # shapes of matrices that hold different values
 

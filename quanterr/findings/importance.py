@@ -38,7 +38,7 @@ def check_importance(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
-    """Report weights that the importance matrix lacks: a warning if many besides embeddings and head are missing."""
+    """Report weights that the importance matrix lacks: a warning if many quantized ones are missing."""
     quantized = [pair for pair in plan.pairs if pair.quantized.has_codes and role_of(pair.name) not in NOT_COLLECTED]
     left = [pair for pair in quantized if pair.name in set(missing)]
     share = sum(pair.original.n for pair in left) / max(1, sum(pair.original.n for pair in quantized))

@@ -27,7 +27,7 @@ from quanterr.tensors.in_memory import is_dequantized
 from quanterr.util.text import count, display, listed
 
 
-class WeightSummary(Struct, frozen=True, gc=False):  # without gc, as there is one for each weight
+class WeightSummary(Struct, frozen=True, gc=False):  # no garbage collection: there are many
     """Facts about a compared weight whose sides differ, kept until the end of the run."""
 
     number: int

@@ -22,7 +22,7 @@ class Method(NamedTuple):
     max_factor: float = 1.0
     compensates: bool = False  # later columns compensate the errors of earlier ones
     may_compensate: bool = False  # the method compensates, or nothing in the configuration excludes it
-    rounds_first_column: bool = False  # to the nearest codes, as there are no errors yet to compensate
+    rounds_first_column: bool = False  # the first column, which has nothing to compensate, gets the nearest codes
     learns: bool = False  # the method learns which of the two codes around a value to take
     may_learn_ranges: bool = False  # the method also learns the range of each group's codes, or nothing excludes it
     by_importance: bool = False  # the method minimises errors weighted by column, and may neglect single groups

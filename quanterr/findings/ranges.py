@@ -66,7 +66,7 @@ class Ranges:
 
     @cached_property
     def _scaled(self) -> set[str]:
-        """The paths of modules with factors of inputs."""
+        """The names of modules that store factors for their inputs."""
         return {
             canonicalize(pair.name)[0]
             for pair in self._pairs

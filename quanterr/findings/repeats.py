@@ -48,7 +48,7 @@ class RepeatedWeights:
         self._alone = alone
         self._pairs: dict[int, Pair] = {}
         self._energies: dict[tuple[str, tuple[int, ...]], Energies] = defaultdict(list)
-        self._stacks: dict[int, tuple[int, list[list[int]]]] = {}  # by number: experts, and groups of equal energy
+        self._stacks: dict[int, tuple[int, list[list[int]]]] = {}  # number → experts, and groups of equal energy
 
     def add(self, number: int, pair: Pair, sums: Sums) -> None:
         """Add a learned matrix, or a stack of them."""

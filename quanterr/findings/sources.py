@@ -314,7 +314,7 @@ def has_nearest_column(pair: Pair, reader: Reader) -> bool:
 def _find_min_ratio(sample: ErrorSample) -> float:
     """Return the minimum over columns of the energy of errors, relative to that of the nearest codes' errors."""
     stored, nearest = sample.columns
-    used = nearest > nearest.mean() / 2  # in other columns, few codes can be wrong
+    used = nearest > nearest.mean() / 2  # other columns have too few errors to compare
     return float((stored[used] / nearest[used]).min())
 
 

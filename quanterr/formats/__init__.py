@@ -424,7 +424,7 @@ def _explain_nearest(candidates: "Iterable[_Candidate]", stored: Parts, siblings
 
 
 BYTE_BITS = 8
-CODES = ""  # in place of the template of the codes' name
+CODES = ""  # replaces the template of the codes' name
 
 
 class _Problem(NamedTuple):

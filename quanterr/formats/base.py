@@ -138,7 +138,7 @@ class Parts(Struct, gc=False):
     format: str = ""  # name of the row of FORMATS that is being tried
 
     def __repr__(self) -> str:
-        return f"Parts({self.name!r}, {self.entries!r})"  # without the many entries of the checkpoint
+        return f"Parts({self.name!r}, {self.entries!r})"  # the checkpoint's many entries are left out
 
     def __getitem__(self, role: str) -> Entry:
         return self.entries[role]

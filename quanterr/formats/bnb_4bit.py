@@ -140,7 +140,7 @@ def _make_weight(
     """Return the weight as read by a table; ``built_in`` names it if it is not the stored one."""
     nested = parts["absmax"].dtype == "U8"
     nested_said = f", absmax in blocks of {state.nested_block}" if nested else ""
-    source = f", as quant_type states {state.kind}" if built_in == state.kind else f", as {parts['state']} is called"
+    source = f", as quant_type states {state.kind}" if built_in == state.kind else f", as {parts['state']} states"
     return parts.weight(
         state.shape,
         _read(parts, state, table.values),
@@ -270,7 +270,7 @@ FORMATS = (
         "bnb_fp4",
         _make_needs("fp4"),
         partial(fit, "fp4"),
-        summary="bitsandbytes FP4: the same with another table",
+        summary="bitsandbytes FP4: 4-bit codes of another table, a scale for each few elements",
         usual_db=(17, 19),
         declared=("bnb_4bit_quant_type", "fp4"),
     ),

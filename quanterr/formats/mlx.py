@@ -16,8 +16,8 @@
 
 The shapes give only bits times group. The original's number of columns gives both and wins over config.json, whose
 layer names often differ from the tensors' names. Without an original (`inspect`), config.json decides, by layer or for
-all layers, unless the shapes leave only one possibility; without its quantization, the widths and the block_size that
-jang_config.json lists for the files of JANG.
+all layers, unless the shapes leave only one possibility. If config.json declares no quantization, the widths and the
+block_size in jang_config.json decide, which JANG's files have.
 
 Reference: ml-explore/mlx@846d1762 mlx/ops.cpp quantize and dequantize, mlx/backend/cpu/quantized.cpp;
 ml-explore/mlx-lm@d78bf58e mlx_lm/utils.py; huggingface/transformers@5.23.0 integrations/metal_quantization.py

@@ -27,7 +27,7 @@
     weight[r, c] = e2m1(code[r, c]) * 2^(weight_scale[r, c // 32] - 127) * weight_dual_scale[r, c // 512]
 
 quant_model_description.json names the type of each tensor. A deq_scale that is not the product of the layer's scales is
-refused: runtimes follow it, other readers the scales. So are codes of 8 bits that are declared as 4. W8A8_MXFP8,
+refused: runtimes follow it, other readers the scales. 8-bit codes declared as 4-bit are refused, too. W8A8_MXFP8,
 W4A8_MXFP and W4A4_MXFP4 are mxfp8 and mxfp4. vllm-ascend loads no second scales; SGLang rounds their products to F16.
 
 Reference: msmodelslim 26.1.0 (PyPI), core/quant_service/modelslim_v1/save/ascendv1.py, ir/api/impl/int_quantization.py,

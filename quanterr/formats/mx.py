@@ -172,7 +172,7 @@ FORMATS = (
         "ct_mxfp4",
         PACKED_PARTS,
         partial(fit_packed, "e2m1"),
-        summary="compressed-tensors mxfp4-pack-quantized: the same",
+        summary="compressed-tensors mxfp4-pack-quantized: E2M1 codes, an E8M0 exponent per 32 columns",
         usual_db=(17, 19),
     ),
     Format(

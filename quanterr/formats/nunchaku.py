@@ -180,7 +180,8 @@ def _find_doubts(codes: str, parts: Parts) -> Iterable[str]:
     weight = config.get("weight") if isinstance(config, dict) else None
     dtype = weight.get("dtype") if isinstance(weight, dict) else None
     if dtype is not None and codes not in NAMES.get(str(dtype), ()):
-        yield f"quantization_config in the header declares {display(str(dtype))}, but {parts['scale']} is of {codes}"
+        declared = display(str(dtype))
+        yield f"quantization_config in the header declares {declared}, but {parts['scale']} scales {codes} codes"
 
 
 def _read(parts: Parts, layout: NunchakuLayout) -> Decoder:

@@ -81,7 +81,7 @@ EXPONENT_BITS = {  # exponent bits of fpN and ufpN
 }
 LEVELS = {"I8": element_types.INT8, "F8_E4M3": element_types.E4M3, "F8_E5M2": element_types.E5M2}
 STORED_TYPES = {"I8": "int8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "fp8": "float8_e4m3fn"}
-CODEBOOKS = tuple((1 << bits,) for bits in range(2, 9))  # last axes of tables of values
+CODEBOOKS = tuple((1 << bits,) for bits in range(2, 9))  # possible lengths of a codebook
 HADAMARD = 256  # default number of columns that are rotated together
 MIN_ROTATION = 4  # minimum number of columns that are rotated together
 

@@ -2,8 +2,8 @@
 
     weight    any dtype of whole bytes    any shape, the same dtype and shape on both sides
 
-Compared bit by bit for equality. Tensors that differ are not compared further: a distance between packed codes,
-taken as numbers, means nothing.
+Such tensors are compared bit by bit for equality. Tensors that differ are not compared further: a distance between
+packed codes, taken as numbers, means nothing.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from quanterr.formats.base import (
 from quanterr.lazy_torch import torch
 
 CODES = frozenset({"BOOL", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
-STATE = ".quant_state.bitsandbytes__"  # in the name of a tensor that bitsandbytes stores with each 4-bit weight
+STATE = ".quant_state.bitsandbytes__"  # part of the name of a tensor that bitsandbytes stores with each 4-bit weight
 
 
 def fit(parts: Parts) -> Weight:

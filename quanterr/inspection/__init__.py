@@ -39,7 +39,7 @@ from quanterr.util.strict_json import as_object
 from quanterr.util.text import display, escape_surrogates
 from quanterr.version import __version__
 
-QUANTIZED = SIDES[1]  # a checkpoint alone is checked as the quantized side of a comparison is
+QUANTIZED = SIDES[1]  # the checks treat a single checkpoint as the quantized side of a comparison
 UNKNOWN = "unknown"  # an activation scheme that recipes/inputs.py does not emulate
 UNREAD = "unread"  # weights that no format recognizes
 USED_EXPERTS_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")

@@ -149,12 +149,12 @@ class Decoder(Struct, gc=False):
     ends: tuple[int, ...] = ()  # the bytes of saturated codes, at most three
     rotation: int = 0  # number of columns that are rotated together (rotation.py), a power of two; 0: none
     stored: StoredScales | None = None  # derived from a grid; the kernel reads these instead of calling ``scale``
-    shared: SharedBytes | None = None  # for Order.SHARED_BYTES
+    shared: SharedBytes | None = None  # only with Order.SHARED_BYTES
     factor: float | Grid | None = None  # one number for all columns, or one for each
     columns: Entry | None = None  # (cols,) int32: the block of each column, if they are not in order; needs ``stored``
     high_first: bool = False  # the first of two codes in a byte is in the high bits
     grid: Callable[[], Tensor] | None = None  # makes the levels of the indices of ggml's IQ1 to IQ3, (indices, n) int8
-    blocks: BlocksStruct | None = None  # for ElementType.BLOCKS: blocks that hold codes and their scales
+    blocks: BlocksStruct | None = None  # only with ElementType.BLOCKS: blocks that hold codes and their scales
     # Returns the codes of a chunk of whole groups, (r, c), which are stored in another order; usually a grid with a
     # number for each element. Codes are whole numbers if they have levels, otherwise values; of blocks, also values.
     read: Callable[[Chunk, Workspace], Tensor] | None = None

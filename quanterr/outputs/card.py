@@ -108,7 +108,7 @@ def _format_part(part: Part) -> Iterator[str]:
 
 
 def _format_table(part: Table) -> Iterator[str]:
-    """Yield a table with its title, without columns that only terminals draw."""
+    """Yield a table with its title, without the columns of bars that only terminals show."""
     kept = [0, *(n for n, column in enumerate(part.columns, 1) if not column.legend)]
     rows = [[_format_cell(row[n]) for n in kept] for row in part.rows[:MAX_LISTED]]
     more = part.more + len(part.rows) - len(rows)

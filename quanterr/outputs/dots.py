@@ -13,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 16, 14, 46  # margins
 MAX_NAME_LENGTH = 32  # characters
 LETTER_WIDTH, LINE_HEIGHT, RADIUS = 8.0, 14, 5  # pixels; the radius is that of a point
 PLACE_STEP = 10  # pixels between two places that are tried for a name
-RANGE_MARGIN = 0.08  # on each side, relative to the range
+RANGE_MARGIN = 0.08  # margin on each side, as a share of the range
 GRID_LINES = 5  # approximate number of horizontal lines
 STEPS = (1, 2, 2.5, 5, 10)
 

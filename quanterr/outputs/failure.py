@@ -13,7 +13,7 @@ from quanterr.outputs.csv import VERDICT, format_cell
 from quanterr.outputs.files import Target, open_replacement
 from quanterr.outputs.markdown import format_prose
 
-WORD = "error"  # in place of a verdict
+WORD = "error"  # shown in place of a verdict
 
 
 def write_failure(target: Target, message: str, status: int) -> None:

@@ -266,7 +266,7 @@ def _make_bare_table(plain: bool) -> RichTable:
 def _fit_columns(part: Table, rows: Sequence[tuple[str, Sequence[str]]], width: int) -> dict[int, str]:
     """Return the columns after the first that fit into ``width``, by place, with their headings.
 
-    Headings are folded if a column fits only then.
+    Headings are folded if a column would not fit otherwise.
     """
     cells = [max((len(row[n]) for _, row in rows), default=0) for n in range(len(part.columns))]
     unfolded = {n: column.header for n, column in enumerate(part.columns)}

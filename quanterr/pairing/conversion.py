@@ -633,7 +633,7 @@ def _find_model_types(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def is_mlx(checkpoint: Checkpoint) -> bool:
-    """Return whether mlx-lm wrote a checkpoint: its metadata, or how its config.json declares the quantization."""
+    """Return whether mlx-lm or JANG wrote a checkpoint, as its metadata or its configuration shows."""
     quantization = as_object(checkpoint.config.get("config.json", {}).get("quantization"))
     is_declared = "group_size" in quantization or JANG_CONFIG in checkpoint.config
     return is_declared or any(each.get("format") == "mlx" for each in checkpoint.metadata)

@@ -92,7 +92,7 @@ CONVENTIONS = (
             "gate_up_proj": ("gate_proj", "up_proj"),
         },
         equal_parts=frozenset({"gate_up_proj"}),
-        transposed=frozenset({"gate_up_proj", "down_proj"}),  # in stacks of experts
+        transposed=frozenset({"gate_up_proj", "down_proj"}),  # stacks of experts are transposed
     ),
     Convention("GPT-2", transposed=frozenset({"c_attn", "c_proj", "c_fc"})),
     Convention(
@@ -210,7 +210,7 @@ _TRANSPOSED = frozenset().union(*(row.transposed for row in CONVENTIONS))
 class Atoms(NamedTuple):
     """The atoms of a weight: canonical names of the projections of single experts that it holds."""
 
-    names: tuple[str, ...]  # in the order of the weight's rows, or along ``axis``
+    names: tuple[str, ...]  # ordered as the weight's rows, or along ``axis``
     equal: bool = True  # whether all atoms have equally many rows
     axis: Literal["rows", "columns", "heads"] = "rows"
     order: Order | None = None  # order in which the stacked rows of the atoms are stored

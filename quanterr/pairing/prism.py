@@ -76,7 +76,7 @@ class DeclaredRotation(NamedTuple):
     """The rotation that a file declares, and the weights that have it."""
 
     block: int
-    signs: Mapping[int, tuple[int, ...]]  # by the width of rows; empty: all are 1
+    signs: Mapping[int, tuple[int, ...]]  # width of rows → signs; empty: all are 1
     weights: frozenset[str]  # stored names
 
     def undo(self, weight: Weight) -> Weight:

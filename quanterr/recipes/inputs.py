@@ -190,7 +190,7 @@ def _get_stored_scale(stored: StoredInputScale) -> Tensor:
 
 def _divide(number: float, by: Tensor) -> Tensor:
     """Return the quotient, rounded only once, or 0 if the divisor is 0."""
-    return torch.where(by == 0, 0.0, by.new_tensor(number) / by)  # number / by is number * (1 / by) in torch
+    return torch.where(by == 0, 0.0, by.new_tensor(number) / by)  # for a Python number, torch rounds twice
 
 
 def _split(x: Tensor, size: int) -> Tensor:

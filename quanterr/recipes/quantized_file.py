@@ -123,7 +123,7 @@ class QuantizedFile(CheckpointFile):
         """Write the bytes of the codes from ``begin`` on to ``into``."""
         settled = self._kept.get(self)
         first, last = begin // self._unit * self._together, -(-(begin + len(into)) // self._unit) * self._together
-        if self._keeps_codes:  # the cache has whole pieces
+        if self._keeps_codes:  # the cache stores only whole pieces
             first, last = first // self._step * self._step, -(-last // self._step) * self._step
         done = 0
         for row, stop in self.pieces(first, min(last, self.source.rows)):

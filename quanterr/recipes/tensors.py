@@ -109,7 +109,7 @@ def error_within_bounds(tensor: Tensor, other: Tensor, recipe: str) -> bool:
     dequantized; both are (rows, cols). Float32 rounding is allowed for. NaN and infinity are never within bounds.
 
     Raises:
-        UsageError: shapes differ, or as :func:`quantize_tensor`.
+        UsageError: shapes differ, or :func:`quantize_tensor` refuses the tensor or the recipe.
         CheckpointError: for the reasons that :func:`quantize_tensor` states.
     """
     tensor, other = as_tensor("tensor", tensor), as_tensor("other", other)

@@ -24,8 +24,8 @@ COMPENSATED_DB = 0.5  # with a larger median excess, errors compensate each othe
 # GPTQ weights of 3 to 8 bits is 13.4.
 TILE_DB = 16.0
 # If the squared cosine of a column of both sides is smaller, it may hold other values, however large the errors of a
-# method are. Of independent normal values in 48 rows, one column of 3,000 has a larger one. Where two columns are
-# exchanged, the other one is still noticed then.
+# method are. Of independent normal values in 48 rows, one column of 3,000 has a larger one. If one of two
+# exchanged columns is missed for that reason, the other is still found.
 MIN_SQUARED_COSINE = 0.25
 MIN_TILES = 4  # tiles of a row or column are compared with each other only if there are so many
 BETTER_DB = 3.0  # a region stands out only if its error is above the attainable error of its weight minus this

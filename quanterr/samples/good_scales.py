@@ -73,8 +73,8 @@ class Losses(NamedTuple):
 
     x_sq: Tensor
     stored_sq: Tensor  # squared error of the nearest codes with the stored scales
-    good_sq: Tensor  # with good scales; (2, …) by two rules if scales are powers of two
-    worst_sq: Tensor  # if every nonzero element had an error of half a step
+    good_sq: Tensor  # the same with good scales; (2, …), by two rules, if scales are powers of two
+    worst_sq: Tensor  # squared error if every nonzero element were half a step off
     needed: Tensor  # good scale / stored scale
     used: Tensor  # the share of the range in use: ``needed``, computed from the stored values
     stored: Tensor  # stored scale as a factor of codes

@@ -365,7 +365,7 @@ class _Numbers(NamedTuple):
     levels: "ctypes.Array[ctypes.c_float]"  # the values of a table; this and the next arrays have LANES more numbers
     bounds: "ctypes.Array[ctypes.c_float]"  # the bounds between these values
     halves: "ctypes.Array[ctypes.c_float]"  # half the distances between them
-    numbers: "ctypes.Array[ctypes.c_float]"  # the numbers of the values, from 0 on
+    numbers: "ctypes.Array[ctypes.c_float]"  # the index of each value, from 0 on
 
 
 @cache

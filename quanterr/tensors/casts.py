@@ -41,7 +41,7 @@ class _Way(NamedTuple):
 
     through: torch.dtype  # the dtype in which digits are lost
     to: torch.dtype
-    back: bool = False  # from the quantized to the original
+    back: bool = False  # the cast was from the quantized to the original
 
 
 class CastTest:

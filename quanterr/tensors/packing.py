@@ -3,7 +3,7 @@
 from quanterr.lazy_torch import Tensor, torch
 
 WORD = 32
-HALVES = {8: 0x00FF00FF00FF00FF, 16: 0x0000FFFF0000FFFF, 32: 0x00000000FFFFFFFF}  # by width: every other field
+HALVES = {8: 0x00FF00FF00FF00FF, 16: 0x0000FFFF0000FFFF, 32: 0x00000000FFFFFFFF}  # width → mask of every other field
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

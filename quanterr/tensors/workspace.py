@@ -263,8 +263,7 @@ class FilledWorkspace(Workspace):
     ) -> None:
         """Let all bytes of these entries be ``byte``; with ``span``, only that range of each ``block`` bytes.
 
-        With ``rows``, (head, length), each ``length`` bytes begin with ``head`` bytes for the heads of rows, and blocks
-        follow.
+        With ``rows``, (head, length), each run of ``length`` bytes is a row: ``head`` bytes, then blocks.
         """
         request = {id(entry) for entry in entries}, byte, block, span, rows
         if request != (self._filled, self._byte, self._block, self._span, self._rows):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-JsonObject = dict[str, Any]  # as json.loads returns it
+JsonObject = dict[str, Any]  # what json.loads returns for an object
 JsonFields = Mapping[str, Any]  # a read-only JSON object
 
 MAX_DIGITS = 20  # digits of an integer: 2^64 has 20

@@ -353,7 +353,7 @@ class TestDoubts:
         weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata=config)
 
         assert 1 == len(weight.warnings)
-        assert "declares fp4_e2m1_all, but a.wscales (BF16 [2, 128]) is of int4" in weight.warnings[0]
+        assert "declares fp4_e2m1_all, but a.wscales (BF16 [2, 128]) scales int4 codes" in weight.warnings[0]
 
     @pytest.mark.parametrize("text", ['{"weight": {"dtype": "int4"}}', "{", "[]", '{"weight": 4}', "{}"])
     def test_matching_or_missing_header_is_not_doubted(self, tmp_path, text):
@@ -441,8 +441,8 @@ class TestReadings:
 
         (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
         assert [("awq_w4a16", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
-        assert "4-bit codes in groups of 64, rows in order" == found.evidence["prescribed"]
-        assert "4-bit codes in groups of 64, rows interleaved by 6" == found.evidence["other"]
+        assert "4-bit codes in groups of 64; rows in order" == found.evidence["prescribed"]
+        assert "4-bit codes in groups of 64; rows interleaved by 6" == found.evidence["other"]
 
 
 def one_and_orig(n):

@@ -33,5 +33,6 @@ class Changes(NamedTuple):
     """How two documents of a kind are compared."""
 
     item: str  # kind of items: weight, layer, pair
-    compare: Callable[[Item, Item], tuple[float, Any] | None]  # how much worse one is, and the change; None: unchanged
+    # Returns how much worse the new item is than the old one, and the change; None if it is unchanged.
+    compare: Callable[[Item, Item], tuple[float, Any] | None]
     find_difference: Callable[[Any, Any], str | None]  # returns why two documents are not comparable

@@ -9,7 +9,7 @@ class FindingCode(NamedTuple):
     Severities: info (worth knowing), warning (look at it), error (the result is unreliable).
     """
 
-    severity: str  # or several in increasing order: "info, warning"
+    severity: str  # one, or several in increasing order: "info, warning"
     meaning: str  # without a capital letter and a full stop: it follows the severities
     example: str  # a message as a report shows it
     remedy: str  # whole sentences

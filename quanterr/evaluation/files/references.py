@@ -106,7 +106,7 @@ class KeptHead:
         if unit is None or not isinstance(architecture, Architecture):
             raise UsageError(f"{SAVE}: {type(stream.model).__name__} has no head whose inputs could be kept")
         self.unit, self._architecture = unit, architecture
-        self.weights: dict[str, Tensor] = {}  # by names of the model
+        self.weights: dict[str, Tensor] = {}  # keys are the model's names
         self.hidden: dict[int, Tensor] = {}  # inputs, (chunks, positions, width), by number of the micro-batch
 
     def check(self, number: int, given: Mapping[str, object], result: Any) -> None:

@@ -45,8 +45,8 @@ class Profiled:
     cost: Cost
     scored: int = 0
     weights: dict[str, JsonObject] = field(default_factory=dict)
-    predictions: list[dict[str, float]] = field(default_factory=list)  # for each candidate: cost by row of the document
-    alphas: list[dict[str, float]] = field(default_factory=list)  # for each candidate: predicted / NMSE, by stored name
+    predictions: list[dict[str, float]] = field(default_factory=list)  # one per candidate: cost by row of the document
+    alphas: list[dict[str, float]] = field(default_factory=list)  # one per candidate: predicted / NMSE by stored name
 
     def add(self, name: str, shape: Sequence[int], curvature: Curvature, scored: int) -> None:
         """Add the alpha of a matrix to that of its weight, as a stack has several and a tied head is used twice."""

@@ -167,7 +167,7 @@ class Scores:
     def _chunk_se(self, column: int, less: int | None = None) -> float | None:
         """Return the standard error of a mean over tokens from chunk means; None for a single chunk.
 
-        Longer chunks, as of conversations, have more weight: Cochran, Sampling Techniques, 3rd edition, 6.4.
+        Longer chunks, which conversations produce, have more weight: Cochran, Sampling Techniques, 3rd edition, 6.4.
         """
         values = [c[column] if less is None else c[column] - c[less] for c in self._in_order()]
         if len(values) < 2:

@@ -52,7 +52,7 @@ def read_config(folder: ModelFolder) -> "PretrainedConfig":
         raise UsageError(EXTRA) from error
     shown, fields = folder.named("config.json"), _read_fields(folder)
     if fields.get("quantization_config"):
-        raise CheckpointError(f"{shown}: declares a quantized model; the original is needed first")
+        raise CheckpointError(f"{shown}: declares a quantized model; pass the original first")
     try:
         return AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:

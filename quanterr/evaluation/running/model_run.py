@@ -55,8 +55,8 @@ def take_turns(
 class ModelRun:
     """A model with one unit loaded at a time."""
 
-    unit: Unit  # the loaded one
-    mode: AbstractContextManager[object] = nullcontext()  # in which units run
+    unit: Unit  # the loaded unit
+    mode: AbstractContextManager[object] = nullcontext()  # the context in which units run
 
     def __init__(self, stream: Stream, rounding: Rounding | None = None, measures_rounding: bool = False) -> None:
         """Use a stream; round inputs, keys and values by ``rounding``, and measure its effect if asked."""

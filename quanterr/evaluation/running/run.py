@@ -41,7 +41,7 @@ class Measurements(NamedTuple):
     products: dict[str, Product]
     unit_of: dict[str, str]
     sides: list[Measured]
-    floor: tuple[Measures, str] | None  # with the reason why there is none
+    floor: tuple[Measures, str] | None  # its measures, and the reason if there is none
     swaps: list[Swap] | None
 
 
@@ -107,7 +107,7 @@ class Run(ABC):
     def _load_candidates(self, unit: Unit, tensors: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """Load a unit of the candidates and return its weights in the original's scales; ``tensors`` are its own."""
         self._unit = unit
-        read: dict[int, dict[str, Tensor]] = {}  # by the weights of a candidate, which several roundings share
+        read: dict[int, dict[str, Tensor]] = {}  # keys identify a candidate's weights, which roundings share
         compared = []
         for side in self._candidates:
             if (key := id(side.candidate.pairs)) not in read:
@@ -201,7 +201,7 @@ class RunBesideOriginal(Run):
             self._floor.load(unit, self.original.tensors)
 
     def _free(self) -> None:
-        """Free the unit on all sides; the floor is last, as it runs the unit then."""
+        """Free the unit on all sides; the floor comes last, as it runs the unit before it frees it."""
         self.original.free()
         super()._free()
         if self._floor is not None:

@@ -105,7 +105,7 @@ class SequenceToSequence:
     loader = "AutoModelForSeq2SeqLM"
 
     def inputs(self, model: nn.Module, config: "PretrainedConfig", batch: Batch) -> Inputs:
-        """Return the first half for the encoder; for the decoder its start token and the second half up to the last."""
+        """Return the first half for the encoder; for the decoder, the start token and the rest but its last token."""
         chunks, half = batch.given, batch.given.shape[1] // 2
         start = torch.full((len(chunks), 1), config.decoder_start_token_id or 0)
         decoder = torch.cat([start, chunks[:, half:-1]], 1)
@@ -155,7 +155,7 @@ class Recorded:
     """A model that runs on recorded calls, whose outputs are compared."""
 
     kind: Kind = "calls"
-    loader = "AutoModel"  # if the config names no class
+    loader = "AutoModel"  # used if the config names no class
 
     def inputs(self, model: nn.Module, config: object, batch: Batch) -> Inputs:
         """Return the arguments of a call, floats in the dtype of the model."""

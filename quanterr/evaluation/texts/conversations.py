@@ -35,7 +35,7 @@ TRANSCRIPT = (
     '[{"role": "user", "content": [{"type": "audio", "path": "a.wav"}]}, {"role": "assistant", "content": "hello"}]'
 )
 TOKEN_FIELDS = ("input_ids", "attention_mask")  # what a processor returns of the text
-GENERATION_MARK = "{% generation"  # in a template; {%- generation works, too
+GENERATION_MARK = "{% generation"  # marks the assistant's tokens; so does {%- generation
 
 
 def read_conversations(

@@ -13,7 +13,7 @@ from quanterr.util.text import count, display, listed
 
 Condition = Callable[[JsonFields], bool]
 OTHER_AWQ = words("awq_gemv awq_gemv_fast awq_marlin")
-REPACKED = re.compile(r"_R\d+$")  # at the end of a type of ggml
+REPACKED = re.compile(r"_R\d+$")  # suffix of a ggml type
 
 
 def always(config: JsonFields) -> bool:

@@ -60,7 +60,7 @@ def choose_runtimes(names: Iterable[str]) -> list[Runtime]:
 
 
 def find_refusals(names: Iterable[str], loading: Iterable[Loading]) -> list[str]:
-    """Return a sentence about each runtime of these names that does not surely load the checkpoint as it is stored.
+    """Return a sentence about each runtime of these names that refuses the checkpoint, or may not load it as stored.
 
     Among them, ``all`` asks for a table: then none has to.
     """
@@ -91,7 +91,7 @@ def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], dev
 
 
 def add_compared(loading: Iterable[Loading], findings: Iterable[Finding]) -> list[Loading]:
-    """Return verdicts with what a comparison shows besides: other settings than the original's, scales that differ."""
+    """Add to verdicts what only a comparison shows: settings that differ from the original's, and unequal scales."""
     runtimes = {runtime.name: runtime for runtime in RUNTIMES}
     compared = [one for one in findings if one.code in COMPARED and (one.code != CONFIG or "original" in one.evidence)]
     return [_add(one, runtimes[one.runtime], compared) for one in loading]

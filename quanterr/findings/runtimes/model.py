@@ -131,16 +131,16 @@ class Runtime(NamedTuple):
     """A program that loads checkpoints."""
 
     name: str  # the name that users type
-    version: str  # that was read
+    version: str  # the version whose source was read
     layouts: tuple[Layout, ...]
-    rules: tuple[Rule, ...]  # in the order in which it would fail
+    rules: tuple[Rule, ...]  # ordered as it would fail
     configs: tuple[ConfigRule, ...] = ()
     tensors: tuple[TensorRule, ...] = ()
     findings: Mapping[str, str] = {}  # code of a finding → its effect
     read_config: Callable[[Contents], JsonFields] = lambda contents: contents.labels.config  # of the quantization
-    # What it refuses on several devices, of which it is told the number.
+    # Yields what it refuses on several devices; the second argument is their number.
     split: Callable[[Contents, int], Iterable[LoadingReason]] | None = None
-    container: Container | None = None  # None: it reads both, or more is to be said
+    container: Container | None = None  # None: it reads both kinds of files, or a check reports more
     other_types: str = ""  # what it does with types of ggml without a layout; empty: not known
 
 

@@ -30,7 +30,7 @@ QUANTIZATION = "tensorrt_llm/_torch/model_config.py: ModelConfig.load_hf_quant_c
 GROUPS = "tensorrt_llm/models/quant_config_utils.py: _quant_config_from_config_group"
 CT, MODELOPT = words("compressed-tensors"), words("modelopt modelopt_fp4 modelopt_mixed nvfp4 fp8")
 MODELOPT_PLACE = "tensorrt_llm/_torch/model_config.py: ModelConfig._build_modelopt_quant_config"
-ALGORITHMS = words("FP8 NVFP4")  # of ModelOpt, of those that it knows
+ALGORITHMS = words("FP8 NVFP4")  # the algorithms of ModelOpt that it knows
 READ = words("fp8 mxfp4 mxfp8 compressed-tensors")  # quant_method of others
 MXFP4 = "mxfp4-pack-quantized"
 

@@ -34,7 +34,7 @@ class BlockType(NamedTuple):
 
     summary: str
     usual_db: tuple[int, int]
-    blocks: Mapping[str, Block]  # by dtype; the first gives the format its name
+    blocks: Mapping[str, Block]  # dtype → its block; the first gives the format its name
     ends: Levels | None = None  # levels if only some codes occur, or if codes are small floats
     codes: tuple[int, int] | None = None  # bytes that hold codes, of a block that is rewritten before it is decoded
     least_scale: float = SUBNORMAL

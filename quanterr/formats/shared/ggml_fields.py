@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
     at: int  # first byte of the run in the block
     where: str
-    bits: int = 8  # from one field to the next in a word
+    bits: int = 8  # number of bits from one field to the next in a word
     up: int = 0  # place of these bits in the number
     mask: int = -1  # the bits of the field that count
     word: int = 8  # bits of a word
@@ -123,7 +123,8 @@ class Block(NamedTuple):
 
     numbers: Numbers
     layout: Layout
-    # Writes blocks, uint8 (…, bytes), as others that ``layout`` describes; the kernel does not decode these.
+    # Converts stored blocks, uint8 (…, bytes), to blocks that ``layout`` describes; None if they are such. The kernel
+    # does not decode blocks that are converted.
     rewrite: Callable[[Tensor], Tensor] | None = None
 
     def groups(self, rows: int) -> dict[str, tuple[Fields, int]]:

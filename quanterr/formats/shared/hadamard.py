@@ -72,13 +72,13 @@ def check_size(n: int) -> None:
     """Refuse a size for which no matrix is known.
 
     Raises:
-        FormatMismatch: ``n`` is neither a power of two nor a size in SIZES times one.
+        FormatMismatch: ``n`` is neither a power of two nor a size in SIZES times a power of two.
     """
     power = n // _find_table_size(n)
     if n < 1 or power & (power - 1):
         sizes = ", ".join(str(size) for size in sorted(SIZES))
         raise FormatMismatch(
-            f"rotated by a Hadamard matrix of {n}, which is neither a power of two nor {sizes} times one"
+            f"rotated by a Hadamard matrix of {n}, which is neither a power of two nor {sizes} times a power of two"
         )
 
 

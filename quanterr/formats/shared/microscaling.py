@@ -42,7 +42,7 @@ CODES: dict[SmallFloat, tuple[float, ...]] = {
 DTYPES: dict[SmallFloat, str] = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2"}
 ELEMENTS: dict[str, SmallFloat] = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "U8": "e2m1", "I8": "e2m1", "F4": "e2m1"}
 
-NVFP4_PARTS = {  # in files of ModelOpt and ComfyUI
+NVFP4_PARTS = {  # names in files of ModelOpt and ComfyUI
     "codes": PartSpec(("{weight}",), frozenset({"U8", "F4"})),
     "scale": PartSpec(("{weight}_scale", "{weight}_weight_scale"), frozenset({"F8_E4M3", "U8"})),
     "global_scale": PartSpec(("{weight}_scale_2", "{weight}_weight_scale_2"), frozenset({"F32"})),

@@ -10,7 +10,7 @@ Reference: microsoft/onnxruntime-genai@a0c04eb1 src/python/py/models/builders/ge
 from collections.abc import Collection, Iterable
 
 SHIFTED = frozenset(("gemma", "gemma2", "gemma3", "gemma3_text", "nemotron", "qwen3_5", "qwen3_5_text"))
-LAST_NORM = ".final_norm_layernorm."  # in the name of the last norm, which only this program gives
+LAST_NORM = ".final_norm_layernorm."  # part of the name that only this program gives the last norm
 
 
 def is_genai(names: Iterable[str]) -> bool:

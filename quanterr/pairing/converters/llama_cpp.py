@@ -204,7 +204,7 @@ class Ordered(NamedTuple):
 
     architectures: frozenset[str]
     tensors: str  # pattern of a tensor's last word
-    order: Callable[[Model, int], Order | None]  # from the number of rows or columns; None if the metadata do not fit
+    order: Callable[[Model, int], Order | None]  # takes the number of rows or columns; None: metadata do not fit
     text: str  # the order in words
     otherwise: str  # the usual order in words
     is_usual: bool = False  # files of other architectures may have it by mistake
@@ -222,7 +222,7 @@ class Changed(NamedTuple):
 
     architectures: frozenset[str]
     tensors: str  # pattern of a tensor's last word
-    change: Callable[[JsonFields], Change | None]  # from the original's configuration
+    change: Callable[[JsonFields], Change | None]  # takes the original's configuration
     is_usual: bool = False  # files of other architectures may have it by mistake
 
 

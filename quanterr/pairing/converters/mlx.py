@@ -112,8 +112,8 @@ class Kernel(NamedTuple):
 
 
 KERNELS = (
-    Kernel("stored [out, …, in], as MLX's convolutions"),
-    Kernel("stored [out, …, in], as MLX's transposed convolutions", is_transposed=True),
+    Kernel("stored [out, …, in], like MLX's convolutions"),
+    Kernel("stored [out, …, in], like MLX's transposed convolutions", is_transposed=True),
 )
 # Last words of kernels' paths in language models, for files that do not say that MLX wrote them.
 KERNEL_NAMES = frozenset({"conv1d", "conv", "q_conv1d", "k_conv1d", "v_conv1d"})

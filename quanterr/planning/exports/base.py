@@ -16,7 +16,7 @@ class Consumer(NamedTuple):
     """A quantizing program: the recipes that it writes, and the form in which it reads a plan."""
 
     writes: Callable[[str], bool]
-    export: Callable[[Plan, Mapping[str, Sequence[str]]], str]  # from a plan, and its modules by recipe
+    export: Callable[[Plan, Mapping[str, Sequence[str]]], str]  # takes a plan, and recipe → modules
     takes_stacks: bool = False  # whether it can quantize stacks of experts
     file: str = ""  # the file that the command reads
     command: str = ""  # a command with {original} and {file}

@@ -145,7 +145,11 @@ def find_candidate(report: Report, evaluation: "Evaluation") -> "Evaluated":
     alike = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
     found = alike if len(alike) < 2 else [each for each in alike if each.path == report.quantized.path]
     if len(found) != 1:
-        why = "several candidates have their sizes, none their path" if alike else "the sizes of their tensors differ"
+        why = (
+            "several candidates have tensors of these sizes, but none has this path"
+            if alike
+            else "the sizes of their tensors differ"
+        )
         raise UsageError(
             f"--evaluation: not of {display(report.original.path)} and {display(report.quantized.path)}: {why}"
         )

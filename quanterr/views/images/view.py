@@ -160,5 +160,5 @@ ITEM_WORDS = ItemWords(
         (Column("change", 0), lambda pair: f"{pair.change:+.3g}"),
     ),
     ends=lambda pair: (pair.old_ssim, pair.new_ssim, pair.change),
-    about="From two stored results. ± is a standard error as if both had compared different images.",
+    about="From two stored results. ± is a standard error computed as if the two had compared different images.",
 )

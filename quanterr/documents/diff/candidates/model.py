@@ -34,7 +34,10 @@ class ItemChange:
 
 @dataclass(slots=True)
 class CandidateChange:
-    """A candidate of both documents, or the plan (without verdicts). Items are sorted by change, the largest first."""
+    """A candidate that both documents have, or the two plans, which have no verdicts.
+
+    Items are sorted by change, the largest first.
+    """
 
     name: str
     old_name: str

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from quanterr.outputs.sections import CellColumn
 
 ABOUT = (
-    "From two stored results. ± is a standard error as if both had read different tokens. Within chance: other tokens "
-    "could cause a change of this size."
+    "From two stored results. ± is a standard error computed as if the two had read different tokens. Within chance: "
+    "other tokens could cause a change of this size."
 )
 
 
