@@ -128,7 +128,7 @@ OF_NAME = {row.name: row for row in _TYPES if row.n_bytes}  # the types with blo
 # Name → (elements, bytes) of a block.
 BLOCKS = {name: (row.elements, row.n_bytes) for name, row in OF_NAME.items()}
 
-_BITNET = "microsoft/BitNet's fork of llama.cpp"  # its ggml/include/ggml.h has reused the ids of removed types
+_BITNET = "microsoft/BitNet's fork of llama.cpp"  # in its ggml.h, new types have the ids of removed ones
 _IK = "ik_llama.cpp"
 _REMOVED = "which llama.cpp has removed; convert the model again"
 _INPUTS = "which is only for activations"

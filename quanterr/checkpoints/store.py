@@ -17,7 +17,7 @@ class TagKind(StrEnum):
     """The type of a version's tag, which determines whether the server, or only the client, can compare it."""
 
     STRONG = "strong ETag"  # the server can compare it, with If-Match
-    WEAK = "weak ETag"  # only the client can compare it, as If-Match never matches
+    WEAK = "weak ETag"  # only the client can compare it, as If-Match never matches a weak ETag
     DATE = "Last-Modified"  # the server can compare it, with If-Unmodified-Since
     OTHER = "other"  # a tag of another kind of store, or no tag
 

@@ -41,7 +41,7 @@ def _open_store(given: str) -> tuple[Store, str, str | None]:
         parts = urllib.parse.urlsplit(given)
         folder, _, name = parts.path.rpartition("/")
         host = parts.netloc.rpartition("@")[2]
-        with suppress(UnicodeError):  # then urllib3 raises an error about the host
+        with suppress(UnicodeError):  # an invalid host stays as it is: urllib3 refuses it
             host = host.encode("idna").decode()
         base = urllib.parse.urlunsplit((parts.scheme, host, folder, "", ""))
         headers = {}

@@ -132,7 +132,7 @@ def guard_stdout() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that no flush fails at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise a flush would fail at exit
         if is_closed_pipe(error):
             raise typer.Exit(Status.BROKEN_PIPE) from error
         raise ResourceError(f"standard output: {error.strerror}") from error

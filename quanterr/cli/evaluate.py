@@ -74,7 +74,7 @@ def evaluate(
     if options.save_reference is not None:
         written["--save-reference"] = fspath(options.save_reference)
     announce(paths, show.quiet)
-    keeps = any(kv not in ("none", "declared") for kv in options.kv)  # then the original itself is a candidate
+    keeps = any(kv not in ("none", "declared") for kv in options.kv)  # True: the original itself is a candidate
     alone = not (candidates or recipes.against or options.draft or keeps or options.reference)
     if alone:
         options.check_alone()

@@ -27,7 +27,7 @@ PREFIX = "QUANTERR"
 WEIGHT_SUFFIXES = (".safetensors", ".sft", ".gguf", ".onnx", ".bin", ".pt", ".pth", ".ckpt")
 FILE_METAVARS = ("FILE", "FOLDER")  # metavars of options whose paths are relative to the settings file
 NAME_PREFIX = "[NAME=]"  # the metavar of an option for files that may have a name begins with it
-INPUT_OPTIONS = ("original", "quantized")  # these must be on the command line
+INPUT_OPTIONS = ("original", "quantized")  # options that must be on the command line
 
 
 def read_defaults(context: typer.Context) -> dict[str, JsonObject]:

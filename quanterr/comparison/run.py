@@ -100,7 +100,7 @@ def compare_each(
         if run.moved_at:
             described += f"; also cpu, as memory ran out at {display(run.moved_at)}"
         info = clock.describe_run(options.command, described, run.threads, progress.done_bytes, used)
-        del run  # its tasks take about 200 bytes per weight
+        del run  # free its tasks: about 200 bytes per weight
         give_back_memory()  # the workers' buffers
         findings = _check(builders, inputs, complete)
         settings = _make_settings(options, inputs.sensitivity, every_code)

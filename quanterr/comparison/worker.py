@@ -72,7 +72,7 @@ class Worker:
                 continue
             operands = Operand(pair.original, x, fingerprinted=_get_only_entry(pair)), Operand(pair.quantized, y)
             task = self._summer.prepare(operands, _make_options(pair), partial(self._keeper.keep_small, pair))
-            if task:  # otherwise it is compared by itself
+            if task:  # without a task, the pair is compared alone
                 begun.append((pair, task))
         if begun:
             self._begun = [pair for pair, _ in begun], self._summer.start([task for _, task in begun])

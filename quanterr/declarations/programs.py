@@ -52,7 +52,7 @@ class Rules(NamedTuple):
     find: Find  # module → what is declared for it
     choosing: Sequence[tuple[str, Entries]] = ()  # keys that choose modules to quantize, or other schemes for modules
     excluding: Sequence[tuple[str, Entries]] = ()  # keys that leave modules unquantized
-    targets: Sequence[str] = ()  # all names and patterns, if only modules that they match are quantized
+    targets: Sequence[str] = ()  # names and patterns, if no other modules are quantized
     rivals: Callable[[str], list[str]] | None = None  # module → all groups that match it, of which the first is used
 
 

@@ -47,7 +47,7 @@ def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
     if kinds[0] != kinds[1]:
         for result, kind in zip((old, new), kinds, strict=True):
             if kind.name == "Report":
-                _load(result, kind)  # raises if the file is missing or damaged, as such a file counts as a report
+                _load(result, kind)  # raises for a missing or damaged file, whose kind is reported as Report
         words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
         raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
     before, after = (_load(result, kinds[0]) for result in (old, new))

@@ -1,8 +1,9 @@
 """The statement of origin: an in-toto Statement v1 about the files of a quantized checkpoint.
 
-Its subjects are these files, its materials those of the original, each by its SHA-256. The predicate says what each
-tensor is of the original, by all of its codes. Programs for signatures and attestations take it as it is. ``checksum``
-is the SHA-256 of the statement with an empty checksum, as JSON with sorted keys and without white space.
+Its subjects are these files, its materials those of the original, each by its SHA-256. The predicate says how each
+tensor's values relate to the original's, by all of its codes. Programs for signatures and attestations take it as it
+is. ``checksum`` is the SHA-256 of the statement with an empty checksum, as JSON with sorted keys and without white
+space.
 
 Reference: in-toto/attestation spec/v1/statement.md, spec/v1/resource_descriptor.md.
 """

@@ -78,7 +78,7 @@ def drop_compensated(
         if weight is None or finding.severity == "info" or weight.pair.quantized.matrix[0] < MIN_VALUES:
             return False
         if weight.excess_db is not None and weight.excess_db < 10 * log10(1 + NEGLIGIBLE_SHARE):
-            return False  # all codes are the nearest, so no error was moved
+            return False  # all codes are the nearest: nothing was compensated
         if not is_declared and weight.pair.quantized.uniform_bits is None:
             return False  # steps of float codes grow with the values, so rounding errors share directions as well
         if finding.code in WEIGHT_CODES:
@@ -97,7 +97,7 @@ def drop_compensated(
         if not is_left(finding):
             kept.append(finding)
         elif finding.code == "excess_error":
-            kept.append(replace(finding, severity="info"))  # it still says how much the method costs
+            kept.append(replace(finding, severity="info"))  # an info: it still says what the method costs
     return kept
 
 

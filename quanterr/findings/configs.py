@@ -23,7 +23,7 @@ from quanterr.util.text import display
 FLOAT32_ERROR = 2.0**-23  # largest relative difference of equal numbers: GGUF stores float32
 CONFIG, GGUF = "config.json", "the GGUF metadata"
 EMBEDDING = "embedding"  # role
-MIN_KEYS = 3  # any model's configuration has this many keys
+MIN_KEYS = 3  # every model's configuration has at least so many keys
 REMEDY = "use the original's value unless the model was changed on purpose: runtimes follow what is declared"
 
 # Keys that change a model's outputs, each with its names in other families of architectures.

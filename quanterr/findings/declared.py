@@ -29,7 +29,7 @@ HEADLESS_PROGRAMS = ("GPTQ", "AWQ")  # their loaders quantize the output layer o
 def check_declared(contents: Contents) -> Iterator[Finding]:
     """Report modules that are quantized, or not, against the configuration."""
     declared = contents.labels.declarations
-    if contents.checkpoint.kind == RECIPE:  # its notes name what it leaves unquantized
+    if contents.checkpoint.kind == RECIPE:  # a recipe's notes name what it leaves unquantized
         return
     if declared.program is None or declared.program.name == "ModelSlim":  # ``ascend`` checks its description
         return

@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 @check("config_mismatch", needs=DECLARED, of=EACH)
 def check_schemes(contents: Contents) -> Iterator[Finding]:
     """Report weights that contradict their declared schemes, or two declarations that contradict each other."""
-    if contents.checkpoint.kind == RECIPE:  # its notes name what it leaves unquantized
+    if contents.checkpoint.kind == RECIPE:  # a recipe's notes name what it leaves unquantized
         return
     twice = [] if contents.number == 0 else list(compare_declarations(contents.checkpoint.config))
     # If two declarations differ, nobody knows which one is meant.

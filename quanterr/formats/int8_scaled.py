@@ -35,7 +35,7 @@ def fit(parts: Parts) -> Weight | None:
     """
     if parts.hints.labels and parts.hints.labels[0].rotated:
         return None
-    if parts.hints.config.get("quant_method") == "w4afp8":  # its bytes hold two codes
+    if parts.hints.config.get("quant_method") == "w4afp8":  # bytes of W4AFP8 hold two codes
         return None
     weight = _fit_plain(parts)
     is_plain = parts.hints.config or parts.get("pre_quant_scale") or parts.codes.name.endswith(TURBO_SUFFIX)

@@ -95,7 +95,7 @@ def dequantize(parts: Parts, coded: Decoder, size: int, chunk: Chunk, workspace:
 
 def turn_back(values: Tensor, theta: Tensor, pairs: Tensor, size: int) -> Tensor:
     """Return whole rows, (r, cols) float32, with all pairs in blocks of ``size`` columns turned back, in float64."""
-    columns = values.t().contiguous().double()  # each is moved as a whole
+    columns = values.t().contiguous().double()  # transposed, as whole columns are moved
     angles, places = theta.view(-1, len(columns) // 2).double(), pairs.view(-1, len(columns)).long()
     places = places + torch.arange(len(columns), device=values.device) // size * size
     for angle, place in zip(angles.flip(0), places.flip(0), strict=True):

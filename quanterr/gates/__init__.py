@@ -243,7 +243,7 @@ def store_verdicts(document: "DocumentT", subjects: Sequence[Subject], verdicts:
     candidates = getattr(document, "candidates", None)
     if candidates is None:
         return replace(document, **update)
-    del update["gates"]  # each candidate has its own
+    del update["gates"]  # each candidate has gates of its own
     judged = [replace(candidate, **verdict._asdict()) for candidate, verdict in zip(candidates, verdicts, strict=True)]
     return replace(document, **update, candidates=judged)
 

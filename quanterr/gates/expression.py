@@ -77,7 +77,7 @@ STATISTICS = {row.name: row.of for row in FUNCTIONS if row.of}
 BASELINE_FUNCTIONS = {"delta", "rel_delta", "ratio"}
 INTERVAL_FUNCTIONS = {"upper", "lower"}
 ITEM_FUNCTIONS = {"each", *BASELINE_FUNCTIONS}
-NO_FUNCTION = ""  # then the value is that of the whole subject if it has the metric, otherwise of each item
+NO_FUNCTION = ""  # the value of the whole subject if it has the metric, otherwise of each item
 PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d+)?)")
 
 _TOKEN = re.compile(

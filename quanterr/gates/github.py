@@ -35,7 +35,7 @@ def make_annotations(judged: HasGates, candidate: str | None = None) -> list[str
     if judged.verdict == "inconclusive" and reasons:  # otherwise an annotation of a gate has the reason
         annotations.insert(0, ("error", f"inconclusive: {reasons[0]}"))
     if len(annotations) > MAX_ANNOTATIONS:
-        severity = annotations[MAX_ANNOTATIONS - 1][0]  # that of the worst omitted gate
+        severity = annotations[MAX_ANNOTATIONS - 1][0]  # severity of the worst omitted gate
         number = len(annotations) - MAX_ANNOTATIONS + 1
         annotations[MAX_ANNOTATIONS - 1 :] = [(severity, f"and {number} more gates do not hold")]
     prefix = "" if candidate is None else f"{candidate}: "

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     place: str = ""  # "thresholds.toml:12: " if the rule comes from a file
     baseline_original: Literal["same", "any"] = "same"
     among: tuple[str, ...] = ()  # patterns of the layers that are judged; empty for all
-    waivers: tuple[Waiver, ...] = ()  # all of the file, the same in each of its rules
+    waivers: tuple[Waiver, ...] = ()  # all waivers of the file; each of its rules has them all
 
 
 def read_rules(

@@ -132,7 +132,7 @@ class Levels:
         values = size.clamp(min=self.normal)
         values.view(torch.int32).add_(1 << self._shift - 1).bitwise_and_(-1 << self._shift)
         below = size.clamp_(max=self.normal).mul_(2**self.mantissa / self.normal).round_()
-        below.mul_(self.normal / 2**self.mantissa).sub_(self.normal)  # its values for normal numbers are 0
+        below.mul_(self.normal / 2**self.mantissa).sub_(self.normal)  # 0 for normal numbers
         return values.add_(below).copysign_(codes)
 
     def room(self, codes: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class LayerValues:
     relative_error: list[float] = field(default_factory=list)
     snr_db: list[float] = field(default_factory=list)
     excess_db: list[float] = field(default_factory=list)  # only layers with an excess
-    predicted_kld: list[float] = field(default_factory=list)  # only layers with a sensitivity, as the next
+    predicted_kld: list[float] = field(default_factory=list)  # only layers with a sensitivity; so in the next list
     predicted_output_error: list[float] = field(default_factory=list)
 
     def add(self, values: Mapping[str, float | None]) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from quanterr.metrics.sums import Sums, as_float, exact, ratio
 
-NEIGHBOUR_ROWS = 8  # tiles of the same columns that are at most so many rows apart are neighbours
+NEIGHBOUR_ROWS = 8  # maximum distance in rows of neighbouring tiles, which have the same columns
 Kind = Literal["row", "column", "tile", "group", "underflow"]
 
 

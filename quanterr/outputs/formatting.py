@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quanterr.metrics.scores import Score
 
 UNDEFINED = "undefined"
-MAX_PLACES = 7  # after the point; smaller numbers have an exponent
+MAX_PLACES = 7  # maximum number of decimals; smaller numbers have an exponent
 MAX_SENTENCE_LENGTH = 2000  # maximum length of a sentence, in characters
 
 

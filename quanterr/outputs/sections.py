@@ -321,7 +321,7 @@ class View(NamedTuple):
     doubts: Sequence[str] = ()  # messages that question the comparison itself
     summary: Sequence[str] = ()  # what a reader should know after the conclusion, the most important first
     stated: Sequence[Finding] = ()  # findings that the summary states
-    overview: Table | None = None  # all candidates, which a terminal shows before the summary
+    overview: Table | None = None  # a table of all candidates, which a terminal shows before the summary
     title: str = ""  # title of the page, with its subject and main number; by default the answer
 
     @property

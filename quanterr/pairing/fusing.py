@@ -227,7 +227,7 @@ class Holders:
             raise FormatMismatch(shapes)
         if any(
             weight.matrix[1] != weight.shape[2] for weight in (first, rest)
-        ):  # then a stack was recognized as a convolution
+        ):  # a stack that was taken for a convolution
             raise FormatMismatch(f"{shapes}: heads with so few columns are not supported")
         first = transpose_weight(first)
         n, rows, cols = first.shape

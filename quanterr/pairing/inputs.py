@@ -379,7 +379,7 @@ READERS: Mapping[str, Callable[[str, Scheme, Stored], Declared]] = {  # program 
 KEY_SCALES = (".k_scale", "k_proj.output_scale")
 VALUE_SCALES = (".v_scale", "v_proj.output_scale")
 SHARED_SCALE = ".kv_scale"  # one scale for both keys and values
-MIN_MODULES_PER_GAP = 4  # a lack in at most one of so many modules is a gap, not a choice
+MIN_MODULES_PER_GAP = 4  # a scale that at most one of so many modules lacks was omitted by mistake
 
 
 class CacheScales(NamedTuple):

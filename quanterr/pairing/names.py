@@ -271,7 +271,7 @@ def canonicalize(name: str) -> tuple[str, str]:
     return path, bias_ending
 
 
-@lru_cache(maxsize=1 << 12)  # all blocks share one entry
+@lru_cache(maxsize=1 << 12)  # cached, as all blocks have the same paths
 def _find_renames(path: str) -> list[tuple[re.Pattern[str], str]]:
     """Return the renames that apply to a path, in order; which apply does not depend on numbers in the path."""
     renames = []

@@ -154,7 +154,7 @@ def _undo_columns(
 
 
 def _is_nearer(pairs: Sequence[Pair], undone: Mapping[int, Weight], reader: Reader) -> bool:
-    """Return whether undoing nearly constant factors, which row factors would hide, corrects the length of a weight."""
+    """Return whether a weight's norm is right once nearly constant factors are undone; row factors would hide them."""
     for n, weight in undone.items():
         stored, mended = (
             fit_row_factors(pairs[n].original, quantized, reader)[0].median()

@@ -348,7 +348,7 @@ def _propose_kept(candidate: Rankable, layers: Sequence[str], signal: float, kee
     added = {name: tensor.sizes.original - tensor.sizes.quantized for name, tensor in stored.items()}
     changed = [
         name for name, tensor in stored.items() if added[name] or tensor.format != UNQUANTIZED_FORMAT
-    ]  # others are stored as in the original
+    ]  # the other tensors stay as they are in the original
     ordered = order_by_worth(KeptLayer(name, added[name], stored[name].error) for name in changed)
     error = candidate.error
     kept = choose_within(ordered, keep, error) if keep else choose_few(ordered, error, candidate.nbytes)

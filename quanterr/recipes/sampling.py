@@ -32,7 +32,7 @@ from quanterr.tensors.chunks import Chunk
 from quanterr.util.text import display
 
 RUN_BYTES = 1 << 16  # size of a run, as smaller ones are slow to read; less if a weight would have too few runs
-MIN_RUNS = 8  # minimum number of runs to read of a weight that has so many
+MIN_RUNS = 8  # minimum number of runs to read, unless the weight has fewer
 WANTED_RUNS = 32  # desired number of runs to read; runs get fewer rows to reach it
 PIECE_ELEMENTS = 1 << 20  # elements quantized at once
 DB = 10 / log(10)

@@ -78,7 +78,8 @@ def search_with_minimum(
     encode(*chosen)
     best = cost(best_scale, low)
     for step in steps:
-        tried = best_low, (step + highest) / torch.where(flat, 1.0, high - best_low)  # uses the best minimum so far
+        # The scale is derived from the best minimum so far.
+        tried = best_low, (step + highest) / torch.where(flat, 1.0, high - best_low)
         encode(*tried)
         sum_xl = _add_up(torch.mul(products, trial_codes, out=spare))
         sum_l = _add_up(torch.mul(weights, trial_codes, out=weighted))

@@ -15,7 +15,7 @@ from quanterr.recipes.tensors import apply_recipe, count_stored_bytes
 Make = Callable[[int, int, torch.Generator], Tensor]  # rows, columns and a generator to float32 (rows, columns)
 
 TAIL_FREEDOM = 4  # degrees of freedom of the heavy tails
-COLUMNS_PER_OUTLIER = 100  # one of so many columns is an outlier
+COLUMNS_PER_OUTLIER = 100  # one column of this number is an outlier
 OUTLIER_DEVIATION = 20.0  # standard deviation of an outlier
 
 

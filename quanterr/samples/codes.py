@@ -27,7 +27,7 @@ TILE_DB = 16.0
 # method are. Of independent normal values in 48 rows, one column of 3,000 has a larger one. If one of two
 # exchanged columns is missed for that reason, the other is still found.
 MIN_SQUARED_COSINE = 0.25
-MIN_TILES = 4  # tiles of a row or column are compared with each other only if there are so many
+MIN_TILES = 4  # minimum number of tiles of a row or column for comparisons between them
 BETTER_DB = 3.0  # a region stands out only if its error is above the attainable error of its weight minus this
 # An error below this share of a region's energy does no harm, even if other codes are far better.
 NEGLIGIBLE_SHARE = 1e-6

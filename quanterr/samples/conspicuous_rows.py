@@ -37,7 +37,7 @@ def make_cell_grid(weight: Weight) -> CellGrid | None:
         return None
     if weight.n <= MAX_COMPLETE_ELEMENTS and not (
         weight.matrix_rows or weight.scale_steps
-    ):  # all of it is sampled, and it has no runs
+    ):  # the whole weight is sampled, without runs of rows
         return None
     cols = weight.matrix[1]
     if weight.block_size is None:

@@ -179,7 +179,7 @@ class ScaleSampler:
         self._take(numbers, waiting[0].col, x, e, Scaling(unit, shift), y)
 
     def _take_each(self, height: int, of: _Rows) -> None:
-        """Process each ``height`` rows separately, so that others are still sampled if a sum of some is not finite."""
+        """Process ``height`` rows at a time, so that sums that are not finite exclude only the rows around them."""
         unit = of.scales.unit
         for first in range(0, len(of.numbers), height):
             part = slice(first, first + height)

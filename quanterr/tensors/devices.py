@@ -54,7 +54,7 @@ def _find_accelerator() -> str | None:
 
 def _find_missing(device: torch.device) -> str:
     """Return the name of a dtype that the device lacks; an empty string if it has all that are needed."""
-    for dtype in () if device.type in ("cpu", "cuda") else NEEDED_DTYPES:  # these two have all
+    for dtype in () if device.type in ("cpu", "cuda") else NEEDED_DTYPES:  # CPU and CUDA have all of them
         try:
             torch.zeros(1, device=device).to(getattr(torch, dtype)).float()
         except torch.OutOfMemoryError:

@@ -103,7 +103,7 @@ class TensorsFile(CheckpointFile):
             raise UsageError(
                 f"{self}: {display(name)}: {properties}: expected a dense tensor of a dtype of safetensors"
             )
-        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # its storage has its values
+        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # storage holds the values
             return _Part(tensor, tensor.detach)
         if type(tensor).dequantize is torch.Tensor.dequantize:
             class_name = f"{type(tensor).__module__}.{type(tensor).__name__}"

@@ -79,7 +79,7 @@ class PinnedRing:
         try:
             read(memory[:piece], begin)
         finally:
-            wait(others)  # they write to the slot, which another thread takes next
+            wait(others)  # until the other readers have written to the slot, it may not be passed on
         for other in others:
             other.result()
 

@@ -267,7 +267,7 @@ class FilledWorkspace(Workspace):
         """
         request = {id(entry) for entry in entries}, byte, block, span, rows
         if request != (self._filled, self._byte, self._block, self._span, self._rows):
-            self._held.clear()  # it was filled in another way
+            self._held.clear()  # the buffers were filled in another way
         self._filled, self._byte, self._block, self._span, self._rows = request
 
     def fills(self, entry: Entry) -> bool:

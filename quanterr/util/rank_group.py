@@ -25,8 +25,8 @@ from quanterr.util.text import display
 
 HEARTBEAT_SECONDS = 1.0  # between two heartbeats
 MAX_SILENCE_SECONDS = 12.0  # a rank without a heartbeat for longer counts as dead
-MAX_START_SECONDS = 120.0  # within which a rank must see all others; long, as a busy node imports slowly
-GOODBYE_SECONDS = 5.0  # that rank 0 waits for the others at the end
+MAX_START_SECONDS = 120.0  # time in which a rank must see all others; a busy node imports slowly
+GOODBYE_SECONDS = 5.0  # time that rank 0 waits for the others at the end
 POLL_SECONDS = 0.05  # between two polls of the store
 
 _runs = count()  # numbers the runs, which all ranks start in the same order

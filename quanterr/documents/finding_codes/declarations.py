@@ -67,17 +67,17 @@ CODES = {
     ),
     "ambiguous_layout": FindingCode(
         "info, warning",
-        meaning="tensors allow several readings, metadata contradicts them, or a vocabulary is padded",
+        meaning="tensors allow several interpretations, metadata contradicts them, or a vocabulary is padded",
         example=(
             "model.layers.0.mlp.up_proj.weight: blocks of 32 columns are inferred from shapes alone; 25 would fit as "
             "well"
         ),
-        remedy="Find out which reading is right; correct the metadata.",
+        remedy="Find out which interpretation is right; correct the metadata.",
     ),
     "wrong_convention": FindingCode(
         "error",
         meaning=(
-            "a weight fits another reading better than the one that its program, architecture or configuration "
+            "a weight fits another interpretation better than the one that its program, architecture or configuration "
             "prescribes"
         ),
         example=(

@@ -35,7 +35,7 @@ CONDITIONAL, UNCONDITIONAL = "conditional", "unconditional"
 # Models whose output is minus the velocity (diffusers, pipelines/z_image/pipeline_z_image.py,
 # pipelines/lumina2/pipeline_lumina2.py: noise_pred = -noise_pred).
 NEGATED = frozenset({"ZImageTransformer2DModel", "Lumina2Transformer2DModel"})
-PREDICT_NOISE = frozenset({"UNet2DConditionModel", "PixArtTransformer2DModel"})  # no flow matching, so no rollouts
+PREDICT_NOISE = frozenset({"UNet2DConditionModel", "PixArtTransformer2DModel"})  # without flow matching: no rollouts
 
 OnProgress = Callable[[int, int, int, int], None]
 

@@ -106,7 +106,7 @@ class _Step:
     unit: Unit
     args: tuple[object, ...]
     kwargs: dict[str, object]
-    output: object  # its tensors are leaves, whose gradients the next units compute
+    output: object  # tensors that are leaves; the units after this one compute their gradients
 
 
 @dataclass

@@ -129,7 +129,7 @@ def profile_of(
 
     def visit_unit(unit: Unit, unit_profile: Profile) -> None:
         for slot in unit.slots:
-            curvatures = unit_profile.by_part.pop(slot.name, None)  # they may be as large as the weight
+            curvatures = unit_profile.by_part.pop(slot.name, None)  # pop frees them: they may be as large as the weight
             if curvatures is not None:
                 weight = slot.tensor.detach()
                 stored_parts = parts.of(slot.name, tuple(weight.shape))

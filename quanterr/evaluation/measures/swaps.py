@@ -48,7 +48,9 @@ class Swaps:
         blocks: bool,
         patterns: Iterable[str],
     ) -> None:
-        """Start a forward for each swap and micro-batch: of every unit if ``blocks``, and of weights by ``patterns``.
+        """Start a forward pass for each swap and micro-batch.
+
+        Every unit is swapped if ``blocks`` is True, and each weight that ``patterns`` select.
 
         Raises:
             UsageError: a pattern names no weight.

@@ -292,7 +292,7 @@ def _qwen35(facts: Facts) -> JsonObject:
 
 
 def _qwen35moe(facts: Facts) -> JsonObject:
-    facts.get("feed_forward_length")  # no block has this size: all have experts
+    facts.get("feed_forward_length")  # read, but ignored: every block has experts, which have another size
     return _qwen35(facts)
 
 

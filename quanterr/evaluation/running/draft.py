@@ -28,7 +28,7 @@ from quanterr.util.text import display, quote
 
 DRAFT = "--draft"
 UNCHECKED = "neither side has a tokenizer.json: whether the same ids are the same tokens was not checked"
-NO_STEP = Step(None, {}, lambda: None)  # there is no unit of the original to compare with
+NO_STEP = Step(None, {}, lambda: None)  # a draft has no unit of the original to be compared with
 
 
 class Draft(NamedTuple):

@@ -39,7 +39,7 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}  # stored floats that ru
 HALF_DTYPES = frozenset(DTYPES.values())
 REFERENCE_DTYPES = (torch.float32, torch.float64)
 MIN_CHUNKS, MAX_CHUNKS = 2, 4  # minimum and maximum number of chunks to read of each text
-MIN_TOKENS = 1024  # after so many tokens of a text, no further chunk is read
+MIN_TOKENS = 1024  # number of tokens of a text after which no further chunk is read
 
 
 class _Products(TorchFunctionMode):

@@ -236,7 +236,7 @@ class RunBesideOriginal(Run):
         self.original.errors.merge(other.products)
         for side, measured in zip((*self._candidates, *self._drafts), other.sides, strict=True):
             side.merge(measured)
-        if self._floor is not None and other.floor is not None:  # all ranks have both, or none
+        if self._floor is not None and other.floor is not None:  # on each rank, both exist or neither
             self._floor.merge(*other.floor)
         if self.original.swaps is not None and other.swaps is not None:
             self.original.swaps.merge(other.swaps)

@@ -79,7 +79,7 @@ def read_conversations(
     mask = torch.tensor(
         [[*conversation.scored, *[False] * (longest - len(conversation.scored))] for conversation in conversations]
     )
-    mask[:, 0] = False  # nothing predicts the first token
+    mask[:, 0] = False  # no position predicts the first token
     media = (
         tuple(conversation.media for conversation in conversations)
         if any(conversation.media for conversation in conversations)

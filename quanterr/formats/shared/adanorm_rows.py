@@ -38,7 +38,7 @@ def read_ordered_rows(
 ) -> Tensor:
     """Read the numbers of a chunk's groups of columns, stored as (groups, rows), float32 (r, groups).
 
-    ``of_weight`` is the weight's number of rows, and of interleaved parts.
+    ``of_weight`` has the weight's number of rows, and the number of parts that they interleave.
     """
     order = find_stored_rows(chunk.row, chunk.stop_row, *of_weight, workspace.device)
     return workspace.read_whole(key, entry)[chunk.col // group : -(-chunk.stop_col // group), order].t().float()

@@ -266,7 +266,7 @@ def describe(block: Block, ggml_type: GgmlType) -> BlocksStruct:
         shift=numbers.shift,
         step=numbers.step,
     )
-    described.alive = []  # its pointers refer to these
+    described.alive = []  # arrays that its pointers refer to
     for name, (fields, per_number) in groups.items():
         for bits, field in zip(getattr(described, name), fields, strict=False):
             in_runs = name == "codes" and run > 0

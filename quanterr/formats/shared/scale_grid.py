@@ -47,7 +47,7 @@ Edges = tuple[int, int]
 EXPONENTS = ("U8", "F8_E8M0")  # dtypes of E8M0 exponents
 DEEPSEEK_BLOCK = (128, 128)
 CONFIG = "config.json"
-DECLARING_SOURCES = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # they declare block sizes
+DECLARING_SOURCES = (CONFIG, f"the {TENSOR}", f"the {HEADER}")  # sources that declare block sizes
 
 
 class FittedGrid(NamedTuple):

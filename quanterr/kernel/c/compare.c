@@ -600,7 +600,7 @@ INLINE void look_up(const uint8_t *restrict codes, const float *restrict table, 
 }
 
 INLINE void count_ends(Side *side, const uint8_t *codes, int n) {
-    uint8_t found[64] = {0}; /* each counts to at most SEGMENT / 64 */
+    uint8_t found[64] = {0}; /* no count exceeds SEGMENT / 64 */
     const uint8_t a = (uint8_t)side->ends[0], b = (uint8_t)side->ends[1], c = (uint8_t)side->ends[2];
     int i = 0;
     for (; i + 64 <= n; i += 64)
@@ -964,7 +964,7 @@ static int read_scales(const Side *side) {
     float *to = (float *)side->scale;
     const int64_t n = side->scale_n, rows = side->scale_rows;
     const int64_t bytes = n * (side->scale_type == F32 ? 4 : side->scale_type == I8 ? 1 : 2);
-    uint8_t *stored = (uint8_t *)(to + (rows ? 2 * n : n)) - bytes; /* so that each is read before another is written over it */
+    uint8_t *stored = (uint8_t *)(to + (rows ? 2 * n : n)) - bytes; /* at the end, so that no scale is overwritten before it is read */
     int status = read_all(side->scale_file, (char *)stored, bytes, side->scale_offset);
     if (!rows)
         for (int64_t i = 0; i < n && side->scale_type != F32; i++) to[i] = stored_scale(side, stored, i);
@@ -1059,7 +1059,7 @@ int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const 
         sorted[at] = own;
     }
     const double usual = fmax((sorted[(n - 1) / 2] + sorted[n / 2]) / 2, least);
-    const float bar = (float)(most * usual * (1 - 1e-6)); /* less than what a quotient may exceed by rounding */
+    const float bar = (float)(most * usual * (1 - 1e-6)); /* a little lower, as quotients are rounded */
     int found = 0;
     for (int64_t cell = 0; cell < cells; cell++) found |= peaks[cell] > 0 && peaks[cells + cell] > bar * peaks[cell];
     return found;

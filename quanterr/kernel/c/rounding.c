@@ -214,7 +214,7 @@ INLINE void encode_scales(const float *scales, const float *minima, int n, const
             own_codes[i] = (int)own[i][p] - b->offset;
             least_codes[i] = (int)least[i][p];
             float step = half((uint16_t)units[0]) * own[i][p];
-            found[p].steps[i] = fabsf(step) > 0 ? step : INFINITY; /* also if the unit is NaN */
+            found[p].steps[i] = fabsf(step) > 0 ? step : INFINITY; /* INFINITY for NaN, too */
             found[p].minima[i] = -(half((uint16_t)units[1]) * least[i][p]);
         }
         memset(out, 0, (size_t)b->n_bytes);

@@ -20,7 +20,7 @@ typedef struct { /* elements that share a scale: (n, cols), from `stride` to `st
     int64_t n, stride;
     double x_sq, e_sq;
     float unit, needed, zero, high, low; /* zero: the code of zero; high and low: codes that are needed, from zero on */
-    float near;                          /* a good scale that differs from the unit by so much is none better */
+    float near;                          /* a good scale within this distance of the unit is no better than the unit */
 } Group;
 typedef struct { double x_sq, e_sq, best_sq, clipped_sq, clipped_x_sq, beyond_sq; int64_t clipped, off; } Nearest; /* codes */
 typedef struct { float unit, zero; } Scale;
@@ -424,7 +424,7 @@ static void compare_zeros(Sample *s, Group *groups, int64_t n) {
 static int64_t list_trials(const Sample *s, const Group *g, int are_powers, Trial *trials) {
     const int64_t n = are_powers ? 2 : s->n_multiples;
     float start = s->zeros == ONE ? g->zero : g->zero + g->low;
-    if (are_powers) { /* the smallest that clips nothing; and by OCP's rule, from exponents alone */
+    if (are_powers) { /* the smallest scale that clips nothing, and that of OCP's rule, from exponents alone */
         int exponent, of_highest, of_largest;
         float mantissa = frexpf(g->needed, &exponent);
         frexpf(s->highest, &of_highest);

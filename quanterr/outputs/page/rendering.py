@@ -15,10 +15,10 @@ from quanterr.outputs.sections import PAGE, Findings, Maps, PageScripts, Section
 from quanterr.util.strict_json import JsonObject
 
 FOLDER = Path(__file__).parent
-# For every page with layers.
+# Scripts for every page with layers.
 LAYER_SCRIPTS = ("data", "dom", "address", "metrics", "scale", "map", "table", "filters", "drawer")
 MAP_SCRIPTS = ("front", "layers")  # scripts for documents whose data define the metrics of map and table
-TOP = 50  # layers in tables of the page itself
+TOP = 50  # number of layers listed in the page's own tables
 FRONT_KEYS = ("name", "bytes", "snr_db", "on_front")  # keys of a candidate in the script's data
 
 

@@ -22,7 +22,7 @@ class Shifted(NamedTuple):
 
     kinds: frozenset[str]  # model_types
     norms: re.Pattern[str]  # their paths in transformers
-    originals: re.Pattern[str] = re.compile(".*")  # an original whose norms are still unshifted has such a name
+    originals: re.Pattern[str] = re.compile(".*")  # names of originals whose norms are still unshifted
 
 
 SHIFTED = (

@@ -7,7 +7,7 @@ from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.planning.exports.base import Consumer, format_json
 from quanterr.util.strict_json import JsonObject
 
-# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. With --layer-config, it writes FP8 for any other.
+# Formats of convert_to_quant 1.3: README.md, config/layer_config.py. It writes FP8 for other formats in --layer-config.
 CONVERT_TO_QUANT: dict[str, JsonObject] = {
     "fp8_tensor": {"format": "float8_e4m3fn", "scaling_mode": "tensor"},
     "fp8_row": {"format": "float8_e4m3fn_rowwise", "scaling_mode": "row"},

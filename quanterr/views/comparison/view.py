@@ -208,7 +208,7 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     yield from make_origin_section(report)
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE,))
     yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
-    if report.verdict == "inconclusive":  # then the findings come first
+    if report.verdict == "inconclusive":  # the findings come first, as they are the reasons
         yield KEEP
     yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
     yield MAP

@@ -77,7 +77,7 @@ class Diff(Difference):
     worse: list[Change] = field(default_factory=list)
     better: list[Change] = field(default_factory=list)
     undefined: list[str] = field(default_factory=list)
-    layers: list[Both] = field(default_factory=list, repr=False)  # all of both; in JSON those that changed
+    layers: list[Both] = field(default_factory=list, repr=False)  # layers of both reports; in JSON only changed ones
 
     def _iterate_frame_rows(self) -> Iterator[JsonObject]:
         return map(msgspec.structs.asdict, self.layers)
