@@ -382,7 +382,7 @@ def _make_header(pair: Pair) -> JsonObject:
     }
 
 
-@cache  # layers share the string
+@cache  # many layers refer to one string
 def name_torch_dtype(dtype: str) -> str:
     """Return the name that reports use for a stored dtype."""
     if dtype in BLOCKS:

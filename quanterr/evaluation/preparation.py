@@ -153,7 +153,7 @@ def _check_texts(chosen: EvaluateOptions, architecture: building.Architecture) -
     refused = _list_text_options(chosen) | {"--sensitivity-out": chosen.sensitivity}
     if workload is TRANSCRIPTION:
         if not refused.pop("--chat"):
-            raise UsageError(f"{display(name)} hears sounds: give these and their transcripts with --chat FILE")
+            raise UsageError(f"{display(name)} takes audio: give sound files and their transcripts with --chat FILE")
         refused |= {"--text": chosen.text, "--tokens": chosen.tokens}
     for option, value in refused.items():
         if value:

@@ -239,7 +239,7 @@ class FindingCollector:
         return [], set()
 
 
-@cache  # one object for many weights
+@cache  # many weights refer to one object
 def _share_facts(*facts: str) -> frozenset[str]:
     return frozenset(facts)
 

@@ -23,9 +23,9 @@ class Needs(IntEnum):
 class Of(IntEnum):
     """The subject of a check, and the type of its argument."""
 
-    EACH = 0  # ``Contents``: each side of a comparison; a checkpoint alone
-    QUANTIZED = 1  # ``Contents``: the quantized side; a checkpoint alone
-    ALONE = 2  # ``Contents``: a checkpoint alone; in a comparison, the original shows more
+    EACH = 0  # ``Contents`` of each side of a comparison, or of a single checkpoint
+    QUANTIZED = 1  # ``Contents`` of the quantized side of a comparison, or of a single checkpoint
+    ALONE = 2  # ``Contents`` of a single checkpoint; in a comparison, the original shows more
     BOTH = 3  # ``Comparison``: the two sides
     WEIGHT = 4  # ``MeasuredWeight``: a compared weight whose sides differ
     WEIGHTS = 5  # ``layers.AllWeights``: all compared weights together

@@ -111,7 +111,7 @@ def find_usual_range(format_name: str) -> tuple[int, int] | None:
     return usual if usual and usual[1] - usual[0] <= MAX_OUTLIER_LOSS_DB else None
 
 
-@cache  # one object for many weights
+@cache  # many weights refer to one object
 def _find_usual_min(format_name: str, bits: int) -> float:
     usual = find_usual_range(format_name)
     if usual:

@@ -163,7 +163,7 @@ class _Table(NamedTuple):
     is_usual: bool  # whether runtimes have this table built in
 
 
-@lru_cache  # weights share their table
+@lru_cache  # cached, as many weights have the same table
 def _describe_table(values: tuple[float, ...], quant_type: str) -> _Table:
     pairs = zip(values, TABLES[quant_type], strict=True)
     is_usual = all(abs(value - usual) <= MAX_TABLE_DISTANCE * (1 + abs(usual)) for value, usual in pairs)

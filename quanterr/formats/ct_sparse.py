@@ -134,7 +134,7 @@ def _scatter(parts: Parts, shape: tuple[int, int], chunk: Chunk, workspace: Work
 
 
 def _check_counts(parts: Parts, row: int, counts: Tensor, begins: Tensor) -> None:
-    """Check how many elements rows from ``row`` on have in the mask, (r,), against their places, (r + 1,)."""
+    """Check that the mask marks as many elements in each row, ``counts``, as are stored between its ``begins``."""
     codes, expected = parts.codes, begins.diff()
     if torch.equal(counts, expected) and 0 <= int(begins[0]) <= int(begins[-1]) <= codes.n:
         return

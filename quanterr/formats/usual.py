@@ -6,8 +6,8 @@ from statistics import NormalDist
 
 from quanterr.formats.base import Format, Weight
 
-WIDE_DB = 10  # a row that declares a wider range is for codes of several sizes
-LARGEST_GROUP = 256  # elements that share a scale: in larger groups, outliers decide
+WIDE_DB = 10  # a format that declares a wider range has codes of several sizes
+LARGEST_GROUP = 256  # maximum group for an estimate: in larger groups, outliers decide the SNR
 # dB by which real weights are below, or above, normally distributed ones: measured with all-MiniLM-L6-v2,
 # SmolLM2-135M and models of the tests.
 BELOW_DB, BELOW_OF_ROWS_DB, ABOVE_DB = 3, 9, 2
@@ -18,8 +18,8 @@ def estimate_usual_snr(row: Format, weights: Iterable[Weight]) -> tuple[int, int
 
     Where a format stores integers of several sizes, the range follows from their bits b and groups. The largest of g
     normal values is q = Φ⁻¹(1 - ln 2 / 2g) at the median, and a step s costs s²/12: symmetric codes have
-    12·(2^(b-1) - 1)² / q², codes with a zero point 12·((2^b - 1) / 2)² / q². Of one scale for a whole tensor, outliers
-    decide, and the range that is declared for the format applies.
+    12·(2^(b-1) - 1)² / q², codes with a zero point 12·((2^b - 1) / 2)² / q². If a whole
+    tensor has one scale, outliers decide the SNR, and the range that the format declares applies.
     """
     if row.usual_db is None or row.usual_db[1] - row.usual_db[0] <= WIDE_DB:
         return row.usual_db

@@ -204,7 +204,7 @@ class Decoder(Struct, gc=False):
         return self.grid() if self.grid is not None else None
 
 
-@lru_cache(maxsize=64)  # weights share their levels
+@lru_cache(maxsize=64)  # cached, as many weights have the same levels
 def tabulate(levels: tuple[float, ...], high_first: bool = False, n_codes: int = 0) -> Tensor:
     """Return the levels of the first ``n_codes`` codes in each byte, (256, n_codes) float32; 0 means all."""
     bits = len(levels).bit_length() - 1

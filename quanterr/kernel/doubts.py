@@ -42,7 +42,7 @@ def _find_steps(numbers: Tensor) -> tuple[int, int]:
     return numbers.stride(0) if rows > 1 else 0, numbers.stride(1) if cols > 1 else 0
 
 
-@lru_cache(maxsize=16)  # weights share their levels; the kernel reads these tensors by address
+@lru_cache(maxsize=16)  # cached, as many weights have the same levels; the kernel reads the cached tensors
 def _find_rooms(table: tuple[float, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the levels of a table, the bounds between them, and half the distance of each to the nearest other one."""
     values, far = torch.tensor(table), torch.full((1,), torch.inf)

@@ -56,7 +56,7 @@ class Operand(NamedTuple):
 
     weight: Weight
     workspace: Workspace
-    load: Dequantize | None = None  # dequantizes instead of the weight, if the kernel cannot decode it
+    load: Dequantize | None = None  # dequantizes the weight if the kernel cannot decode it
     again: bool = False  # whether each chunk is read several times in a row
     fingerprinted: Entry | None = None  # a tensor from which the kernel keeps a few bytes if it reads it anyway
 

@@ -48,7 +48,7 @@ def format_cell(value: object) -> object:
     return value
 
 
-@lru_cache(maxsize=1 << 12)  # layers share most of their texts
+@lru_cache(maxsize=1 << 12)  # cached, as layers have most of their texts in common
 def _format_text(value: str) -> str:
     if not value:
         return value

@@ -179,7 +179,7 @@ def search_three_bits(x: Tensor) -> Tensor:
 
 
 def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
-    """Return the kernel for searches in groups, (..., elements); None if there is none or it cannot read these."""
+    """Return the kernel if it can search these groups, (..., elements); None if it cannot, or is not compiled."""
     given = [x, *(each for each in others if each is not None)]
     are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
     can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel reads their memory directly

@@ -116,7 +116,7 @@ def find_conspicuous_cells(weight: Weight, sums: Sums, sample: Sequence[Chunk]) 
     return chunks
 
 
-@lru_cache(maxsize=64)  # weights share their shapes
+@lru_cache(maxsize=64)  # cached, as many weights have the same shapes
 def _list_parts(cells: CellGrid, sample: tuple[Chunk, ...]) -> tuple[int, ...]:
     """Return, for each chunk, its first and stop row of cells, and its first and stop column of cells."""
     return tuple(at for chunk in sample for span in cells.of(chunk) for at in (span.start, span.stop))

@@ -85,7 +85,7 @@ class SampleKeeper:
         return self._measured.pop(id(pair), None)
 
 
-@lru_cache(maxsize=64)  # weights share their shapes
+@lru_cache(maxsize=64)  # cached, as many weights have the same shapes
 def _find_sample(shape: tuple[int, ...]) -> _Sample | None:
     """Return the rows of a weight's sample; None if a chunk does not span all columns."""
     rows, cols = as_matrix(shape)

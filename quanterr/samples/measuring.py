@@ -237,7 +237,7 @@ def _group_chunks(chunks: Sequence[Chunk], size: int) -> list[list[Chunk]]:
     return stacks
 
 
-@lru_cache(maxsize=64)  # weights share their shapes
+@lru_cache(maxsize=64)  # cached, as many weights have the same shapes
 def _list_sampled(shape: tuple[int, ...], size: int) -> Sequence[Chunk]:
     """Return the chunks of a weight's sample, of at most ``size`` elements each."""
     return tuple(split_chunks(sample_chunks(shape), size))

@@ -319,7 +319,7 @@ def _find_kind(levels: Levels, is_shifted: bool) -> CodeKind:
 
 
 @lru_cache(maxsize=64)
-@lru_cache(maxsize=64)  # weights share their shapes
+@lru_cache(maxsize=64)  # cached, as many weights have the same shapes
 def _lay_out(
     levels: Levels, codes: _Codes, matrix: tuple[int, int], block: tuple[int, int] | None, scales: int, rows: int
 ) -> PlainSample | None:

@@ -514,7 +514,7 @@ def _is_one(unit: Tensor) -> bool:
 
 
 def _thin_out(side: Tensor) -> Tensor:
-    """Copy one of :data:`ROW_STEP` rows of (1 or r, c); if there is a single row, copy that."""
+    """Copy every :data:`ROW_STEP`-th row of (1 or r, c), or the only row."""
     return (side if side.shape[0] == 1 else side[::ROW_STEP]).clone()
 
 

@@ -202,7 +202,7 @@ class TestRefusals:
     def test_text_for_a_model_that_hears_is_refused(self, tmp_path):
         original, _, _ = whisper(tmp_path)
         save_file({"ids": torch.arange(3, 35)}, tmp_path / "ids.st")
-        with pytest.raises(UsageError, match="whisper hears sounds: give these and their transcripts with chat"):
+        with pytest.raises(UsageError, match="whisper takes audio: give sound files and their transcripts with chat"):
             quanterr.evaluate(original, against="int8_row", tokens=tmp_path / "ids.st", context=16)
 
     def test_draft_of_a_model_that_hears_is_refused(self, tmp_path):

@@ -168,7 +168,7 @@ class ReportValues(Subject):
     def check_baseline(
         self, baseline: Self, metrics: Collection[str], any_original: bool = False, among: Sequence[str] = ()
     ) -> str | None:
-        """Check that a baseline is comparable in these metrics; return how its original differs, if it may.
+        """Check that a baseline is comparable in these metrics; return how its original differs, None if it does not.
 
         Raises:
             UsageError: the baseline is not reliable, the weighting of a metric differs, or the original differs; with

@@ -527,11 +527,15 @@ def _list_roundings(evaluation: Evaluation) -> set[str]:
     return of_cache.union(*(candidate.activations for candidate in evaluation.candidates))
 
 
-# Metrics that gates can use; counts are none.
+# Metrics that gates can use; counts are not among them.
 COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
     *(name for kind in (Scores, Embeddings) for name in kind.__struct_fields__ if name not in COUNTS),
-    *("output_snr_db", "output_cosine", "output_error_worst"),  # output_error names the error of weights
+    *(
+        "output_snr_db",
+        "output_cosine",
+        "output_error_worst",
+    ),  # output_error is that of weights, not of the whole model
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     *PREDICTED,
     *OF_TASKS,

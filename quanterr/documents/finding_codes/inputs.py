@@ -107,7 +107,8 @@ CODES = {
             "input_scale"
         ),
         remedy=(
-            "The numbers describe the weights alone. --activations none --kv none says so, and is judged accordingly."
+            "The numbers describe the weights alone. Declare that with --activations none --kv none, or evaluate in the "
+            "runtime."
         ),
     ),
 }

@@ -42,7 +42,7 @@ class Order(NamedTuple):
         return self._replace(blocks=tuple(sorted(range(len(self.blocks)), key=self.blocks.__getitem__)))
 
 
-@cache  # shared by all blocks of a model
+@cache  # all blocks of a model use the same order
 def grid(outer: int, inner: int, unit: int = 1, columns: bool = False) -> Order:
     """Return the order of a grid of blocks, (outer, inner), that is stored as (inner, outer)."""
     return Order(tuple(i * outer + o for o in range(outer) for i in range(inner)), unit, columns)

@@ -120,7 +120,7 @@ def _round_column(entries: Sequence[object], key: str) -> list[float | None]:
     return [round_digits(value, DIGITS) for value in values]
 
 
-@lru_cache(maxsize=1 << 10)  # layers share their shapes
+@lru_cache(maxsize=1 << 10)  # cached, as many layers have the same shapes
 def _format_shape(shape: tuple[int, ...] | None) -> str | None:
     return None if shape is None else " × ".join(map(str, shape)) or "scalar"
 

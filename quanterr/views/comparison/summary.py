@@ -14,10 +14,10 @@ from quanterr.util.text import count, display, size
 from quanterr.views.comparison.layers import describe_coverage, pick_worst_layers
 from quanterr.views.comparison.origin import describe_origin
 
-WORST = 3  # layers
+WORST = 3  # number of worst layers that the summary names
 FORMATS = 2  # formats whose usual SNR is given
-WORTH = 1.0  # dB below what the scales allow that are worth writing the codes again
-EXCESS = 0.5  # dB below what the scales allow, from which the summary mentions it
+WORTH = 1.0  # loss in dB from which better codes are worth the effort
+EXCESS = 0.5  # loss in dB from which the summary mentions that codes are not the nearest
 
 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
