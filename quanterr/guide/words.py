@@ -3,7 +3,8 @@
 WORDS = {
     "pass": "Verdict: everything selected was compared, and all gates hold. Without gates, the answer is `compared`.",
     "compared": "Everything selected was compared, but no limits were set, so nothing shows whether the error is small "
-    "enough. In the JSON, the verdict is `pass` and `gated` is false. For a tensor: the values of both sides were read.",
+    "enough. In the JSON, the verdict is `pass` and `gated` is false. For a tensor: the values of both sides were "
+    "read.",
     "evaluated": "The model ran with the weights of both sides, but no limits were set: see compared.",
     "fail": "Verdict: a gate does not hold. Exit status 1.",
     "inconclusive": "Verdict: something selected was not compared, or a finding of severity error shows that the "

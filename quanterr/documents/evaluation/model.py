@@ -535,7 +535,7 @@ METRICS = (
         "output_snr_db",
         "output_cosine",
         "output_error_worst",
-    ),  # output_error is that of weights, not of the whole model
+    ),  # output_error is an error of weights
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     *PREDICTED,
     *OF_TASKS,

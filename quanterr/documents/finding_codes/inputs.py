@@ -107,8 +107,8 @@ CODES = {
             "input_scale"
         ),
         remedy=(
-            "The numbers describe the weights alone. Declare that with --activations none --kv none, or evaluate in the "
-            "runtime."
+            "The numbers describe the weights alone. Declare that with --activations none --kv none, or evaluate in "
+            "the runtime."
         ),
     ),
 }
