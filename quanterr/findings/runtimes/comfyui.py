@@ -54,7 +54,7 @@ def check_file(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_labels(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that codes without labels are taken for weights."""
+    """Yield a reason if codes have no labels, as ComfyUI takes them for weights then."""
     labels = contents.labels
     if labels.marker:
         return

@@ -57,7 +57,7 @@ def find_algorithm(config: JsonFields) -> str:
 
 
 def check_repacked(contents: Contents, place: str) -> Iterator[LoadingReason]:
-    """Yield that types with interleaved rows (Q4_K_R4) are those of ik_llama.cpp alone."""
+    """Yield a reason if types have interleaved rows (Q4_K_R4), which only ik_llama.cpp has."""
     names = [entry.name for entry in contents.checkpoint.entries.values() if REPACKED.search(entry.dtype)]
     if names:
         message = f"has no types with interleaved rows: {count(len(names), 'tensor')}: {listed(names, 3)}"
@@ -65,7 +65,7 @@ def check_repacked(contents: Contents, place: str) -> Iterator[LoadingReason]:
 
 
 def check_torchao(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that a header lists tensors that it does not describe, as torchao wants it of dense ones, too."""
+    """Yield a reason if a header lists no tensors, or does not describe all: torchao needs that of dense ones, too."""
     header = {key: text for own in contents.checkpoint.metadata for key, text in own.items()}
     if contents.labels.method != "torchao" or not header:
         return
@@ -79,7 +79,7 @@ def check_torchao(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
-    """Yield that GPTQ's groups follow an order of columns by the configuration, and that it is not stored."""
+    """Yield a reason if the configuration declares an order of columns for GPTQ's groups that is not stored."""
     config = contents.labels.config
     if contents.labels.method != "gptq" or config.get("desc_act") is not True or config.get("group_size") == -1:
         return
@@ -90,7 +90,7 @@ def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
 
 
 def check_awq_layout(contents: Contents, place: str) -> Iterator[LoadingReason]:
-    """Yield that AWQ's codes have another layout than GEMM, for runtimes that do not look at ``version``."""
+    """Yield a reason if AWQ's layout is not GEMM, for runtimes that do not look at ``version``."""
     others = [one.name for one in contents.stored if one.weight.format in OTHER_AWQ]
     if contents.labels.method == "awq" and others:
         message = f"takes all of AWQ for the layout GEMM, whose scales have other shapes: {listed(others, 3)}"

@@ -30,7 +30,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_codes(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that linear layers have neither the codes of EXL3 nor a tensor named weight."""
+    """Yield a reason if linear layers have neither the codes of EXL3 nor a tensor named weight."""
     coded = [one.weight for one in contents.stored if one.weight.has_codes and one.weight.format != "exl3"]
     if names := [one.name for one in coded if not one.codes.name.endswith(".weight")]:
         message = (

@@ -60,7 +60,7 @@ def check_conversion(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_floats(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that FP8 weights have no blocks, the only ones that ``ollama create`` dequantizes."""
+    """Yield a reason if FP8 weights have no blocks: ``ollama create`` dequantizes only those with blocks."""
     if contents.checkpoint.gguf is not None:
         return
     of_fp8 = [one for one in contents.stored if one.weight.codes.dtype == "F8_E4M3"]

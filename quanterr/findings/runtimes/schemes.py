@@ -13,7 +13,7 @@ ROUNDED = {"auto_round:auto_gptq": words("gptq gptq_v2"), "auto_round:auto_awq":
 
 
 def check_rounded(contents: Contents, place: str) -> Iterator[LoadingReason]:
-    """Yield that no rule covers what AutoRound declares, or that it stores something else."""
+    """Yield a reason if no rule covers what AutoRound declares, or if it stores something else."""
     config = contents.labels.config
     if contents.labels.method != "auto-round":
         return
@@ -33,7 +33,7 @@ def list_quark_schemes(config: JsonFields) -> list[JsonFields]:
 
 
 def check_quark(contents: Contents, has_scheme: Callable[[JsonFields], bool], layers: str) -> Iterator[LoadingReason]:
-    """Yield that no rule covers a scheme of Quark, or where it is used.
+    """Yield a reason if no rule covers a scheme of Quark, or the layers that use it.
 
     ``has_scheme`` says whether the runtime has a class for a scheme, ``layers`` where its code of layers is.
     """

@@ -58,7 +58,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_rounded_limits(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that no rule covers what AutoRound stores in other bits or groups than Marlin's kernels take."""
+    """Yield a reason if AutoRound's codes have bits, groups or zero points that Marlin's kernels do not take."""
     declarations = contents.labels.declarations
     of_gptq = [one for one in contents.stored if one.weight.format in ROUNDED["auto_round:auto_gptq"]]
     others = [one.name for one in of_gptq if MARLIN.find_excess(one.weight, declarations.of(one.weight.name))]

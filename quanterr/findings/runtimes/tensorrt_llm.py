@@ -48,7 +48,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_method(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that no branch reads what the configuration declares, so that modules are built unquantized."""
+    """Yield a reason if no branch reads what the configuration declares, so that modules are built unquantized."""
     config, method = contents.labels.config, contents.labels.method
     if algorithm := find_algorithm(config):
         if algorithm not in ALGORITHMS:

@@ -72,7 +72,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_left(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that modules get random codes, as the configuration quantizes them and they are stored unquantized."""
+    """Yield a reason if modules that the configuration quantizes are stored unquantized: their codes are random."""
     if names := list_left(contents):
         message = (
             f"builds quantized modules for {count(len(names), 'layer')} stored unquantized, and leaves their codes "
@@ -104,7 +104,7 @@ def check_undeclared(contents: Contents) -> Iterator[LoadingReason]:
 
 
 def check_outer_scales(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield that scales beside NVFP4 weights of GGUF files are not applied."""
+    """Yield a reason if scales stand beside NVFP4 weights of GGUF files, as they are not applied."""
     entries = contents.checkpoint.entries
     of_nvfp4 = [name for name, entry in entries.items() if entry.dtype == "NVFP4"]
     if names := [name for name in of_nvfp4 if f"{name.removesuffix('.weight')}.scale" in entries]:

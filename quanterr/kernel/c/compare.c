@@ -1031,7 +1031,7 @@ static void end_cells(const Run *run, int64_t row) {
             continue;
         }
         for (int64_t cell = 0, window = 0; cell < across; cell++) {
-            int32_t largest = 0; /* magnitudes are ordered as their bits are */
+            int32_t largest = 0; /* magnitudes are ordered like their bits */
             for (; window < windows && window < (cell + 1) * run->cell_windows; window++)
                 largest = as_bits(from[window]) > largest ? as_bits(from[window]) : largest;
             peaks[cell] = as_float(largest);
