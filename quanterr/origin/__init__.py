@@ -1,10 +1,10 @@
 """Decides by every stored code whether a quantized checkpoint is its original after rounding, without other changes.
 
-places.py     elements that are not as expected: how many, in how many rows, and where
-copies.py     tensors that are not quantized: the original's bits, or their cast
-exact.py      weights of which a deterministic recipe gives every value
-same_bytes.py weights whose decoders and bytes are equal
-nearest.py    weights of which each code is the nearest level to the original's value under the stored scales
-tracing.py    one pass over all pairs of a comparison, in threads
-classes.py    the class of each tensor, from this pass and from the findings
+places.py      counts the elements that are not as expected, and keeps the places of the first ones
+copies.py      tests unquantized tensors: the original's bits, or their cast
+exact.py       quantizes the original by the deterministic recipe that may have made a weight
+same_bytes.py  tests whether two weights have equal decoders and equal bytes
+nearest.py     tests whether each code is the nearest level to the original's value under the stored scales
+tracing.py     reads all pairs of a comparison once, in threads, and tries these tests in order
+classes.py     derives the class of each tensor, from this pass and from the findings
 """

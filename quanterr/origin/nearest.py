@@ -11,7 +11,7 @@ the range of codes, if they have an offset: programs round the sum of x / scale 
 
 A float16 scale below 2⁻¹⁴ is rounded by up to 2⁻²⁵, whatever its size. Other programs load an original of more digits
 in 16 bits, and then round in float32. The first of these arithmetics that explains every code of a weight is its own,
-unless it explains so few codes that rounding would have moved far more: one in PLAUSIBLE of those near a bound.
+unless rounding in it would have moved far more codes: at least one in FREE_CODES_PER_MOVED of those near a bound.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.samples.nearest import find_nearest
 
-HALF_ULP = 2.0**-25  # of a float16 below its smallest normal number
-# A coarse arithmetic is plausible if at least one in this many codes near a bound is on its other side: in files of
-# AutoAWQ as few as one in 1,700 are.
+HALF_ULP = 2.0**-25  # half the distance between float16 numbers below the smallest normal one
+# A coarse arithmetic is plausible if it moves at least one in this many of the codes near a bound between levels: in
+# files of AutoAWQ, one in 1,700 is the smallest share.
 FREE_CODES_PER_MOVED = 4000
 
 

@@ -257,18 +257,18 @@ typedef struct { /* the words that hold a code, and the bits below it */
     int32_t low, high, shift;
 } Code;
 
-typedef struct { /* the levels and scales of codes, and how far bounds between levels may be off */
-    const float *unit;    /* of each code; */
-    const float *shift;   /* and its offset, or NULL */
+typedef struct { /* the levels and scales of codes, and the rounding error of the bounds between levels */
+    const float *unit;    /* the scale of each code */
+    const float *shift;   /* the offset of each code; NULL: no offsets */
     int64_t unit_row, unit_col, shift_row, shift_col; /* from one row, and column, to the next; 0 if all share one */
-    int32_t n_bounds;     /* levels are those of a table, with so many numbers halfway between them; */
-    const float *bounds, *levels;
-    const float *rooms;   /* half the distance of each level to the nearest other one; */
-    float normal;         /* or small floats, with this least normal number; */
-    float half_step;      /* half the distance of two of them between 1 and 2; or else integers */
+    int32_t n_bounds;     /* size of `bounds`; 0 if levels are not in a table */
+    const float *bounds, *levels; /* the numbers halfway between levels, and the levels, in ascending order */
+    const float *rooms;   /* half the distance of each level to the nearest other level */
+    float normal;         /* the smallest normal number, if levels are small floats; 0: they are integers */
+    float half_step;      /* half the distance between neighbours from 1 to 2, of small floats */
     float half_range;     /* half the distance of the first and the last level; 0 without offsets */
-    float margin;         /* of |x| + |offset| + half of the range */
-    float absolute;       /* the same for scales of 1 */
+    float margin;         /* maximum rounding error, relative to |x| + |offset| + half_range · scale */
+    float absolute;       /* the same for scales of 1, divided by the scale of each code */
 } Doubts;
 
 /* Returns the hash of this file as it was when the kernel was compiled. */
