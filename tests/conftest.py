@@ -14,7 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: more thread
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")
-os.environ["HF_HUB_OFFLINE"] = "1"  # nor the network: tests of stores bring their own servers
+os.environ["HF_HUB_OFFLINE"] = "1"  # Tests never use the network: those of stores start their own servers.
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,7 +25,7 @@ from mutation.running import JOBS, run
 
 import quanterr
 
-TEMPORARY = re.compile(r"(/[\w.+-]+)*/tmp\w+/")  # folders of the suite, in messages too
+TEMPORARY = re.compile(r"(/[\w.+-]+)*/tmp\w+/")  # paths of the suite's temporary folders, which also occur in messages
 HERE = str(Path(__file__).parents[1])
 CHANGING = ("run", "tool", "checksum")  # parts of a document that differ from run to run
 MOST_SHOWN = 40
@@ -61,7 +61,7 @@ def write_reports(file: Path, jobs: list[str]) -> None:
 
 
 def _begin() -> None:
-    torch.set_num_threads(1)  # there are several processes
+    torch.set_num_threads(1)  # the jobs run in several processes
 
 
 def collect_documents(job: str) -> list[Any]:

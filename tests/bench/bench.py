@@ -83,7 +83,7 @@ def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: 
     script = [sys.executable, str(HERE / "naive.py"), *pair]
     taken: dict[str, list[Taken]] = {"quanterr": [], "torch": [], "script": [], "basic": []}
     loops, torch_loops, reading, kernel = [], [], [], ""
-    read_plainly(paths["original"], paths[version])  # warms the cache
+    read_plainly(paths["original"], paths[version])  # so that the cache of files is warm
     for _ in range(options.runs):
         taken["quanterr"].append(run(*ours))
         loops.append(json.loads(report.read_text())["run"]["seconds"])
@@ -92,7 +92,7 @@ def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: 
         torch_loops.append(json.loads(report.read_text())["run"]["seconds"])
         taken["basic"].append(run(*script, "--basic"))
         reading.append(read_plainly(paths["original"], paths[version]))
-    for _ in range(min(options.runs, 2)):  # it takes long
+    for _ in range(min(options.runs, 2)):  # at most twice, because the script takes long
         taken["script"].append(run(*script))
     n = options.layers * ROWS * COLS
     loop = statistics.median(loops)
@@ -148,7 +148,7 @@ def compare_small(options: argparse.Namespace) -> None:
     """Compare very many small matrices."""
     paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
     quanterr, report = [sys.executable, "-m", "quanterr"], options.folder / "small.json"
-    for version in ("int8_row", "fp8_tensor"):  # the last report is rendered below
+    for version in ("int8_row", "fp8_tensor"):  # its last report is rendered below
         command = [*quanterr, "compare", str(paths["original"]), str(paths[version]), "-q", "-o", str(report)]
         taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
         found = median(taken)

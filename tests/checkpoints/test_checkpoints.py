@@ -331,7 +331,7 @@ def test_shard_missing_from_the_index_is_noted(folder):
     shards(folder, A, B)
     assert () == opened(folder).notes
     write_index(folder, dict.fromkeys(A, "model-00001-of-00002.safetensors"))
-    write(folder / "model-00003-of-00009.safetensors", B)  # from another series
+    write(folder / "model-00003-of-00009.safetensors", B)  # a shard of a series of another length
     checkpoint = opened(folder)
 
     assert list(A) == list(checkpoint.entries)

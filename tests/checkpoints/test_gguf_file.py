@@ -408,12 +408,12 @@ BIG_ENDIAN = b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(40)
 ALIGNED = "general.alignment"
 
 BAD = [
-    # the version
+    # a version
     Bad("version 1", header(version=1), "GGUF version 1, which llama.cpp no longer reads; convert the model again"),
     Bad("a newer version", header(version=4), "GGUF version 4; quanterr reads 2 and 3"),
     Bad("no version", header(version=0), "GGUF version 0; quanterr reads 2 and 3"),
     Bad("big endian", BIG_ENDIAN, "big endian GGUF, version 3; quanterr reads little endian files. Convert it with gg"),
-    # numbers
+    # counts of tensors and keys
     Bad("no numbers", header()[:12], "truncated in the header: the number of tensors should have 8 bytes at byte 8"),
     Bad("too many tensors", header(1_000_001), "1000001 tensors exceed the limit of 1000000"),
     Bad("2^64 - 1 tensors", header(2**64 - 1), "18446744073709551615 tensors exceed the limit"),
@@ -421,7 +421,7 @@ BAD = [
     Bad("2^64 - 1 keys", header(0, 2**64 - 1), "18446744073709551615 keys exceed the limit"),
     Bad("more tensors than fit", header(1_000) + bytes(100), "no room for 1,000 tensors in 124 bytes"),
     Bad("more keys than fit", header(0, 1_000) + bytes(100), "no room for 1,000 keys in 124 bytes"),
-    # keys
+    # damaged keys
     Bad("a long key", gguf([], [key("k" * 70_000, U8, 1)]), "key number 0 has 70000 bytes; the limit is 65535"),
     Bad("a key of 2^63 bytes", header(0, 1) + struct.pack("<Q", 2**63) + bytes(20), f"has {2**63} bytes; the limit"),
     Bad("a key beyond the file", header(0, 1) + struct.pack("<Q", 999) + bytes(20), "key number 0 should have 999 by"),
@@ -442,14 +442,14 @@ BAD = [
     Bad("an array of arrays", gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1))]), "k is an array of arrays"),
     Bad("nested deep", gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10_000)]), "is an array of arrays"),
     Bad("an array of an unknown type", gguf([], [typed("k", ARRAY, struct.pack("<IQ", 13, 1))]), "unknown type 13"),
-    # the alignment
+    # impossible alignments
     *(Bad(f"alignment {n}", gguf([A], [key(ALIGNED, U32, n)]), f"{ALIGNED} is {n}; it must be a power of two")
       for n in (0, 3, 48, 2**31)),
     *(Bad(f"an alignment of type {kind}", gguf([A], [key(ALIGNED, kind, of)]), f"{ALIGNED} has type {kind}; it must be")
       for kind, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
     Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} has type 9; it must be of type"),
     Bad("a count of shards in words", gguf([A], [key("split.count", TEXT, "2")]), "should be a whole number"),
-    # tensors
+    # damaged tensors
     Bad("no room for a tensor", header(1) + text("a") + struct.pack("<I", 2) + bytes(15), "a should have 8 bytes at"),
     Bad("a long name", gguf([Stored("n" * 5_000)]), "nnn: name of 5000 characters; the limit is 4096"),
     Bad("a name of 2^64 - 1", header(1) + struct.pack("<Q", 2**64 - 1) + bytes(20), "18446744073709551615 bytes"),
@@ -468,7 +468,7 @@ BAD = [
     Bad("a row of half a block", tensor_of(1, (48,), 2), "a: rows of 48 elements are not whole blocks of Q4_0, which"),
     Bad("a row of a Q4_K", tensor_of(2, (32, 8), 12), "are not whole blocks of Q4_K, which have 256"),
     Bad("a number of a type of blocks", tensor_of(0, (), 2), "a: rows of 1 elements are not whole blocks of Q4_0"),
-    # original shapes
+    # damaged original shapes
     Bad("another size", gguf([A], [original_shape("a", 5)]), "a: comfy.gguf.orig_shape.… is (5,), but [2, 3] elem"),
     Bad("a negative size", gguf([A], [original_shape("a", -2, -3)]), "orig_shape.… is (-2, -3), but [2, 3]"),
     Bad("no array", gguf([A], [key("comfy.gguf.orig_shape.a", I32, 6)]), "orig_shape.… is 6, but [2, 3]"),
@@ -476,7 +476,7 @@ BAD = [
     Bad("words", gguf([A], [array("comfy.gguf.orig_shape.a", TEXT, ["6"])]), "should be a whole number or a shape"),
     Bad("many dimensions", gguf([A], [original_shape("a", 6, *[1] * 40)]), "orig_shape.… is (6, 1, 1"),
     Bad("too many dimensions", gguf([A], [original_shape("a", *[1] * 2_000)]), "should be a whole number or a shape"),
-    # where the data lies
+    # data that cannot lie where the header says
     Bad("an odd offset", gguf([A, B._replace(offset=40)]), "b: offset 40 is not a multiple of 32"),
     Bad("an overlap", gguf([A, B._replace(offset=0)]), "a and b overlap at 0–24"),
     Bad("a hole", gguf([A, B._replace(offset=64)]) + bytes(32), "bytes 32–64 belong to no tensor (between a and b)"),
@@ -595,7 +595,7 @@ def test_file_with_any_damage_is_read_or_refused(at, taken, put):
 
 
 def peak_of(raw):
-    """Return the most bytes allocated while a file is read."""
+    """Return the maximum number of bytes that are allocated while a file is read."""
     tracemalloc.start()
     try:
         outcome(raw)
@@ -616,7 +616,7 @@ def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
 
 
 class TestGgufPackage:
-    """We may be stricter than the reader in llama.cpp's own package, never laxer, and must find the same."""
+    """Quanterr may refuse what the gguf package reads, but not the reverse, and reads the same tensors."""
 
     @pytest.fixture
     def package(self):
@@ -641,7 +641,7 @@ class TestGgufPackage:
         ),  # llama.cpp's own types
         ids=lambda path: f"{path.parent.name}/{path.stem}",
     )
-    def test_gguf_package_finds_the_same_in_every_golden_file(self, package, path):
+    def test_gguf_package_reads_the_same_from_every_golden_file(self, package, path):
         if path.parent.name in (
             "gguf_q2_0",
             "gguf_pq2_0",
@@ -652,14 +652,14 @@ class TestGgufPackage:
             pytest.skip(f"gguf 0.19 does not know {path.parent.name}")
         expected = self.of_package(package, path)
         actual = outcome(path.read_bytes())
-        if path.stem == "comfy_shapes":  # the package returns these as they are stored
+        if path.stem == "comfy_shapes":  # the gguf package ignores the original shapes
             expected, actual = ({name: (f[0], *f[2:]) for name, f in found.items()} for found in (expected, actual))
 
         assert expected == actual
 
     @settings(any_file, max_examples=50)
     @given(st.integers(0, len(WHOLE)), st.integers(0, 3), st.binary(max_size=3))
-    def test_gguf_package_takes_every_file_that_we_take(self, at, taken, put):
+    def test_gguf_package_accepts_every_file_that_quanterr_accepts(self, at, taken, put):
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")
         raw = WHOLE[:at] + put + WHOLE[at + taken :]
         found = outcome(raw)

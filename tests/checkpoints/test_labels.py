@@ -13,7 +13,7 @@ TENSOR, HEADER = "comfy_quant tensor", "header"
 
 
 class Said(NamedTuple):
-    """The answers that a label gives."""
+    """What the parsed labels of a layer say about its format, groups and rotation."""
 
     source: str
     format: str | None
@@ -156,7 +156,7 @@ class TestHeader:
 
         assert (Said(HEADER, "float8_e4m3fn"),) == said_by(labels.of("a.weight"))
 
-    def test_header_means_the_full_name_first(self, tmp_path):
+    def test_header_names_match_full_names_first(self, tmp_path):
         tensors = {"model.a.weight": fp8_codes(2, 8)}
         labels = labels_of(tmp_path, tensors, header({"a": {"format": "x"}, "model.a": {"format": "y"}}))
 

@@ -41,7 +41,8 @@ def left(report):
     [
         ("onnx::MatMul_12", Q, "model.layers.0.self_attn.q_proj.weight.onnx_inputs_first"),
         ("model.layers.0.attn.q_proj.MatMul.weight", Q, "model.layers.0.attn.q_proj.weight.onnx_inputs_first"),
-        ("h.0.attn.c_attn.weight", "/h.0/attn/c_attn/MatMul", "h.0.attn.c_attn.weight"),  # stored as the model has it
+        # stored in the order of the model, so no suffix is added
+        ("h.0.attn.c_attn.weight", "/h.0/attn/c_attn/MatMul", "h.0.attn.c_attn.weight"),
         ("onnx::MatMul_12", "", "onnx::MatMul_12.onnx_inputs_first"),
     ],
 )
@@ -100,7 +101,7 @@ def test_constants_of_the_graph_are_left_out(tmp_path):
     ],
 )
 def test_matrix_of_an_unknown_operator_is_no_constant(operator, place, shape, expected, tmp_path):
-    """Left out on both sides, it would be a weight that nothing compared."""
+    """A weight that both readers left out would never be compared."""
     inputs = ["x", "y", "z"]
     inputs[place] = "onnx::_7"
     tensors = [floats("a.bias", torch.randn(4)), floats("onnx::_7", torch.randn(shape))]
@@ -313,7 +314,7 @@ def test_tensors_that_follow_from_each_other_in_a_circle_end(tmp_path):
 
 @pytest.mark.parametrize("kind", ["nbits", "linear"])
 def test_changed_bytes_never_end_in_another_error(kind, tmp_path):
-    """The tests of fuzzing run many more."""
+    """The fuzzer changes many more bytes than this."""
     given = (GOLDEN / f"onnx_{kind}" / "onnxruntime.onnx").read_bytes()
     random, path = Random(7), tmp_path / "y.onnx"
     for _ in range(25):

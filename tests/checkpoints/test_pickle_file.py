@@ -21,7 +21,8 @@ from quanterr.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "golden_pickles"
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool)
-NEW_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32)  # have no storage of their own
+# torch has no class of typed storage for these.
+NEW_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32)
 
 
 def state(dtypes=DTYPES):
@@ -118,7 +119,7 @@ def test_member_at_the_place_of_another_is_refused(tmp_path):
     """The central directory of the archive would make the pickle itself a weight."""
     path = archive(tmp_path / "y.bin", tensor(), {"0": bytes(16)})
     raw = path.read_bytes()
-    at = raw.rindex(b"PK\x01\x02") + 42  # the place of the last member
+    at = raw.rindex(b"PK\x01\x02") + 42  # where the central directory says that the last member begins
     path.write_bytes(raw[:at] + bytes(4) + raw[at + 4 :])
 
     with pytest.raises(CheckpointError, match="its local header is not at byte 0"):
@@ -178,7 +179,7 @@ def test_handwritten_archive_is_read(tmp_path):
         (pickle.dumps({"a": Called(getattr, Called(__import__, "os"), "system")}, 2), "names __builtin__.getattr"),
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R)R.", "damaged at byte"),
         (b"\x80\x02}ctorch\nFloatStorage\n)R.", "calls torch.FloatStorage"),
-        (b"\x80\x02}r\xff\xff\xff\xff.", "no tensors"),  # a huge memo is only a number
+        (b"\x80\x02}r\xff\xff\xff\xff.", "no tensors"),  # a huge index of the memo takes no memory
         (b"\x80\x02" + b"(" * 100_000 + b".", "a value of type object"),
         (b"\x80\x02" + b"}" + b"\x85" * 100_000 + b".", "a value of type tuple"),
         (b"\x80\x02\x8e\xff\xff\xff\xff\xff\xff\xff\x7fab.", "damaged at byte"),
@@ -255,7 +256,7 @@ def test_whole_model_is_refused_by_its_class(tmp_path):
 
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_changed_bytes_never_end_in_another_error(is_zip, tmp_path):
-    """The tests of fuzzing run many more."""
+    """The fuzzer changes many more bytes than this."""
     buffer = io.BytesIO()
     torch.save(state((torch.float32, torch.int8)), buffer, _use_new_zipfile_serialization=is_zip)
     random, path = Random(5), tmp_path / "y.bin"

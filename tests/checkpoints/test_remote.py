@@ -82,7 +82,7 @@ class TestHttp:
     def test_headers_take_few_requests_and_only_necessary_bytes_are_read(self, server, folder):
         with open_checkpoint(f"{server.url}/fp8.safetensors") as checkpoint:
             assert 8 == len(checkpoint.entries)
-            assert len(server.requests) <= 11  # eight of them ask for configurations
+            assert len(server.requests) <= 11  # eight of the requests ask for configurations
         server.sent = 0
         size = (folder / "fp8.safetensors").stat().st_size
         report = quanterr.compare(folder, f"{server.url}/fp8.safetensors", layers=["layers.0"], device="cpu")
@@ -198,7 +198,7 @@ class TestResume:
         assert [["fp8.safetensors", (folder / "fp8.safetensors").stat().st_size, f'"{written:x}"']] == (
             head["inputs"][1]["files"]
         )
-        assert [] == head["written"][-1]  # nothing of it depends on the process
+        assert [] == head["written"][-1]  # remote files have neither inodes nor local times
 
     def test_journal_for_another_version_is_refused(self, server, folder, tmp_path):
         path = folder / "fp8.safetensors"
@@ -274,7 +274,7 @@ class TestFaults:
 
         def replace(handler, first, last):
             seen.append(first)
-            if first and handler.path == "/fp8.safetensors":  # its header is known by then
+            if first and handler.path == "/fp8.safetensors":  # the header has been read by then
                 os.utime(path, ns=(before + 1, before + 1))
             return False
 

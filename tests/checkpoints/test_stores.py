@@ -27,7 +27,7 @@ LONG_AGO = 1_700_000_000  # seconds
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Short waits."""
+    """Wait only milliseconds between attempts."""
     monkeypatch.setattr(waiting, "WAIT", 0.001)
     monkeypatch.setattr(waiting, "LONGEST_WAIT", 0.005)
 
@@ -95,7 +95,7 @@ class TestVersions:
     )
 
     @pytest.mark.parametrize(("stated", "kind", "condition"), KINDS)
-    def test_servers_get_a_condition_they_can_hold(self, server, stated, kind, condition):
+    def test_servers_get_a_condition_that_they_can_check(self, server, stated, kind, condition):
         server.versions = stated
         conditions = []
         server.faults.append(lambda h, *_: conditions.append({k for k in h.headers if k.startswith("If-")}))
@@ -111,7 +111,7 @@ class TestVersions:
         path = at(server)
         version = path.version()
         os.utime(folder / "w", (LONG_AGO + 1, LONG_AGO + 1))
-        if not holds:  # as from servers that do not know conditions
+        if not holds:  # as servers answer that ignore conditional requests
             server.holds = lambda *_: True
         with pytest.raises(CheckpointError, match=r"/w: changed while being read"):
             path.fetch(0, 10, version)
@@ -134,7 +134,7 @@ class TestVersions:
 
     def test_date_within_this_second_is_not_trusted(self, server, folder):
         server.versions = ("Last-Modified",)
-        soon = time.time() + 1  # in any second in which the server looks
+        soon = time.time() + 1  # still too recent at the last of the attempts
         os.utime(folder / "w", (soon, soon))
         with pytest.raises(ResourceError, match=r"/w: 6 attempts failed, the last: the file may still be changing"):
             at(server).version()
@@ -278,7 +278,7 @@ class TestSlow:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
-        monkeypatch.setattr(http_client, "TIMEOUT", 0.15)  # a busy machine answers sooner
+        monkeypatch.setattr(http_client, "TIMEOUT", 0.15)  # seconds; even a busy machine needs less for an answer
 
     def test_silent_server_is_given_up(self, server):
         over = threading.Event()
@@ -313,7 +313,7 @@ class TestConnections:
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
 
         def leaving(handler, first, last):
-            handler.close_connection = True  # without notice
+            handler.close_connection = True  # after its answer, without announcing it
             return False
 
         server.faults.append(leaving)
@@ -366,7 +366,7 @@ class TestRedirections:
             self.led(server, target).version()
         assert "secret" not in str(error.value)
 
-    def test_another_host_gets_no_private_header(self, server, folder):
+    def test_private_headers_are_not_sent_to_another_host(self, server, folder):
         with serving(folder) as other:
             path = self.led(server, f"{other.url}/w")
             assert right(2) == once_known(path, 2)[1]
@@ -511,7 +511,7 @@ class TestWaits:
             at(server).version()
         assert 1 == len(server.requests)
 
-    def test_waits_end_when_all_who_may_need_it_were_stopped(self, clock):
+    def test_wait_goes_on_until_every_run_that_may_need_it_was_stopped(self, clock):
         stopped = threading.Event()
         waiting.handle_busy_host("stopped:80", 300, "HTTP 429")
         with waiting.allow_stop(stopped.is_set):

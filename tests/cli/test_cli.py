@@ -204,7 +204,8 @@ class TestOutputs:
         assert (tmp_path / "r.json").stat().st_size > 1000
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("limit", [100_000, 400_000, 500_000, 600_000])  # KiB: each ended in another way
+    # KiB; each limit once ended the command in another way.
+    @pytest.mark.parametrize("limit", [100_000, 400_000, 500_000, 600_000])
     def test_too_little_address_space_never_looks_like_a_failed_gate(self, checkpoints, limit):
         words = " ".join(map(str, checkpoints))
         done = subprocess.run(
@@ -407,7 +408,7 @@ class TestCompletion:
             (["sweep", "x", "--to", "nf4,fp8_r"], {"nf4,fp8_row"}),
             (["plan", "x", "--export", "ll"], {"llama-quantize", "llmcompressor"}),
             (["guide", "met"], {"metrics"}),
-            (["compare", "--len"], {"--lenient"}),  # rare options, too
+            (["compare", "--len"], {"--lenient"}),  # --lenient is only in --help-all
         ],
     )
     def test_completion_offers_matching_words(self, words, offered):
@@ -448,7 +449,8 @@ class TestUsage:
         done = call(*words)
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
-        assert f"quanterr: {told}\n" == done.stderr.replace("option '--bad'", "option: --bad")  # versions differ
+        # Versions of click word this error differently.
+        assert f"quanterr: {told}\n" == done.stderr.replace("option '--bad'", "option: --bad")
 
     @pytest.mark.parametrize("command", ["compare", "rank", "gate", "diff", "formats", "inspect", "render"])
     def test_help_names_no_types_for_switches_and_lists(self, command):

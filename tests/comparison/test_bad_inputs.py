@@ -27,7 +27,7 @@ from quanterr.errors import Status
 pytestmark = pytest.mark.session
 
 OK, FAILED, USAGE, UNREADABLE, INCONCLUSIVE, ENVIRONMENT = (Status(n) for n in range(6))
-LENIENT = {17, 18, 33, 46}  # and row 24, which is a warning without it
+LENIENT = {17, 18, 33, 46}  # Row 24 has a dagger, too, but is only a warning.
 
 Make = Callable[[Path], Iterable[Any]]
 
@@ -573,7 +573,7 @@ def failing(times: int) -> str:
     return (
         "import os, time\nfrom quanterr.comparison.scheduler import Scheduler\n"
         "from quanterr.kernel.native_sums import NativeSums\n"
-        "NativeSums._carry_out = lambda *_: False\n"  # so the kernel cannot read either
+        "NativeSums._carry_out = lambda *_: False\n"  # so that the compiled kernel cannot read the file either
         "run, preadv, failed = Scheduler.run, os.preadv, []\n"
         f"def reading(*a):\n    if len(failed) < {times}:\n        failed.append(a)\n        raise OSError(5, 'I/O')\n"
         "    return preadv(*a)\n"
@@ -652,7 +652,7 @@ BESIDE = [
 
 UP = "model.layers.0.mlp.up_proj.weight"
 SCALE = f"{UP}_scale"
-ALL_CODES = torch.arange(512).to(torch.uint8).view(32, 16)  # each twice
+ALL_CODES = torch.arange(512).to(torch.uint8).view(32, 16)  # each code twice
 
 
 def put(name: str, value: torch.Tensor) -> Make:

@@ -54,14 +54,14 @@ def test_declared_model_types_are_named(tmp_path):
     assert report.reasons[0].startswith("different models: qwen2 and phi")
 
 
-def test_widths_tell_models_apart(tmp_path):
+def test_models_of_unknown_kinds_are_told_apart_by_their_widths(tmp_path):
     other = {f"own.stage_{number}": w for number, w in enumerate(llama(width=80).values())}
     report = compared(tmp_path, llama(), other)
 
     assert "norms and biases of the original have 64 elements, in 4 blocks; those of" in report.reasons[0]
 
 
-def test_other_names_of_the_same_widths_may_have_a_prefix(tmp_path):
+def test_prefixed_names_of_the_same_widths_are_not_another_model(tmp_path):
     report = compared(tmp_path, llama(), {name.replace("model.", "own.x_"): w for name, w in llama().items()})
 
     assert "different models" not in " ".join(report.reasons)

@@ -62,7 +62,7 @@ def by_name(ranking):
 
 
 class TestOrder:
-    def test_least_error_comes_first_in_any_given_order(self, rank):
+    def test_smallest_error_comes_first_in_any_given_order(self, rank):
         found = rank(
             coarse=stored_by(coarse, original()),
             fp8=stored_by(quantized_fp8, original()),
@@ -146,7 +146,7 @@ class TestInconclusive:
         assert found.reasons[0].startswith("broken: ")
 
     def test_candidate_with_vanishing_squares_is_inconclusive(self, rank, x):
-        """It would look identical to the others."""
+        """Its squared errors are 0 in float64, as if it had no error."""
         tiny = 1e-200 * numbers(64, 128).double()
         found = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
 
@@ -210,7 +210,8 @@ class TestSwaps:
     def test_swap_proposes_worse_layers_and_skips_negligible_gains(self, rank):
         x = original()
         bad = stored_by(quantized_int8, x, [A, C]) | stored_by(coarse, {B: x[B]}, [B])
-        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))  # C stays unquantized: much larger
+        # C stays unquantized, so the candidate is much larger.
+        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))
         (swaps,) = (swaps for swaps in found.swaps if swaps.candidate == "bad")
         (swap,) = swaps.layers
         own = by_name(found)["bad"]
@@ -232,7 +233,7 @@ class TestSwaps:
         assert by_name(found)["copy"].bytes == swaps.bytes
         assert None is swaps.snr_db
 
-    def test_swaps_include_all_free_layers_and_few_others(self, tmp_path):
+    def test_swaps_include_all_layers_that_cost_nothing_and_few_others(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in range(15)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
         int8, fp8 = (stored_by(recipe, x, names) for recipe in (quantized_int8, quantized_fp8))

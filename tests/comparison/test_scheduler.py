@@ -74,7 +74,7 @@ class TestMemory:
     @pytest.mark.slow
     def test_many_small_weights_take_little_memory(self, tmp_path):
         def taken(n):
-            """Return the bytes that the report keeps, and the most bytes that the comparison takes."""
+            """Return the bytes that the report keeps, and the maximum that the comparison uses at once."""
             files = stored(tmp_path, **{f"layers.{n}.mlp.experts.{i}.up_proj": (32, 128) for i in range(n)})
             gc.collect()
             tracemalloc.start()
@@ -85,11 +85,11 @@ class TestMemory:
             finally:
                 tracemalloc.stop()
 
-        taken(10)  # things that are made only once
+        taken(10)  # fill caches that are made only once
         few, many = taken(100), taken(300)
         kept, most = ((b - a) / 200 for a, b in zip(few, many, strict=True))
 
-        assert kept < 4400  # bytes per weight
+        assert kept < 4400  # bytes that a report keeps for each weight
         assert most < 8200
 
     @pytest.mark.session
@@ -229,7 +229,7 @@ class TestRoom:
         assert math.isclose(as_float(whole.e_sq), as_float(found.e_sq), rel_tol=FEW)
         assert math.isclose(as_float(whole.x_sq), as_float(found.x_sq), rel_tol=FEW)
         assert (whole.n, whole.e_max, whole.histogram) == (found.n, found.e_max, found.histogram)
-        assert whole.worst == found.worst or shape[0] == 2  # pieces of a row have other places
+        assert whole.worst == found.worst or shape[0] == 2  # pieces of a row have their extremes in other places
         assert run.progress.done_bytes == run.progress.total_bytes
 
     def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, tried):

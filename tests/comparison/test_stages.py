@@ -1,4 +1,4 @@
-"""The stages of a comparison: what is read in which."""
+"""The stages of a comparison, and the tensors that each stage reads."""
 
 import torch
 from support import stored
@@ -7,7 +7,7 @@ import quanterr
 from quanterr.comparison.assembly import ReportBuilder
 
 
-def test_no_file_is_read_while_the_report_is_put_together(tmp_path, monkeypatch):
+def test_no_file_is_read_while_the_report_is_assembled(tmp_path, monkeypatch):
     x = stored.original()
     y = stored.quantized(x)
     y["model.layers.0.mlp.up_proj.weight_scale"] *= 2  # weights are read again to find this factor,

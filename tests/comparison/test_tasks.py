@@ -49,7 +49,7 @@ def without_run(report):
 @pytest.fixture
 def reads(monkeypatch):
     """(file name, offset, bytes) of every read."""
-    monkeypatch.setenv(VARIABLE, "torch")  # Python sees its reads
+    monkeypatch.setenv(VARIABLE, "torch")  # reads with the torch kernel go through Python
     seen = []
     read = CheckpointFile.read_into
     monkeypatch.setattr(
@@ -76,8 +76,8 @@ class TestPass:
     def test_original_is_read_once_except_for_samples_and_worst_rows(self, files, reads):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(finishing, "_find_worst", lambda *_: None)  # reads a row again
-            patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # reads a few bytes again
+            patch.setattr(finishing, "_find_worst", lambda *_: None)  # a check that reads a row again
+            patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # a check that reads a few bytes again
             patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
             patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at samples of doubtful weights afterwards
             reads.clear()
@@ -146,7 +146,7 @@ class TestGrouping:
         assert [(64, 32), (32, 64), (32, 64)] == [report.layers[0].tensor_shape for report in reports]
         assert reports[0].layers[0].error_norm == pytest.approx(reports[1].layers[0].error_norm)
 
-    def test_originals_not_known_to_be_equal_get_separate_tasks(self, files):
+    def test_originals_that_may_be_decoded_differently_get_separate_tasks(self, files):
         x, candidates = files
         with open_checkpoint(x) as checkpoint, open_checkpoint(candidates[0]) as y:
             first = pair(checkpoint, y, LayerSelection()).pairs[0]

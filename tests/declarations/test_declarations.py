@@ -116,7 +116,7 @@ class TestSchemes:
         assert ("config_groups.a", 4) == declared.of(UP)[0:4:3]
         assert ["config_groups.a", "config_groups.b"] == declared.find_rivals(UP)
 
-    def test_groups_that_name_their_layers_are_no_rivals_of_a_class(self):
+    def test_group_that_names_its_layers_has_no_rival_in_a_class(self):
         declared = Declarations(compressed(a=group(["Linear"]), b=group(["re:.*up_proj"], num_bits=8)))
 
         assert ["config_groups.b"] == declared.find_rivals(UP)
@@ -130,7 +130,7 @@ class TestEntries:
 
         assert [(a, ["re:.*upp_proj"], False), (b, ["re:.*k_proj"], True)] == declared.find_idle(names)
 
-    def test_entry_that_excludes_nothing_is_not_idle(self):
+    def test_excluding_entry_without_a_match_is_not_idle(self):
         config = GPTQ | {"dynamic": {"-:.*router": {}, "+:.*upp_proj": {"bits": 8}}}
 
         assert [("dynamic", [".*upp_proj"], False)] == Declarations(config).find_idle([f"{UP}.weight"])

@@ -20,7 +20,7 @@ KEPT_ROWS = {
     "llama.cpp-gemma3": ("language_model.model.embed_tokens.weight", slice(0, 96)),
     "llama.cpp-xlm_roberta": ("embeddings.position_embeddings.weight", slice(2, 128)),
 }
-# Findings that are right: floats that were quantized are no cast of the original's; some codes of 8 bits of this
+# Findings that are expected: floats that were quantized are no cast of the original's; some codes of 8 bits of this
 # conversion are off by one step.
 RIGHT, REMARKED = {"unquantized_changed"}, {"mlx-granitemoe": "group_outlier"}
 # Factors of Falcon-H1 are numbers that only its config.json has.
@@ -86,7 +86,7 @@ def test_converted_file_is_written_as_its_original_without_a_config(name, tmp_pa
     assert [] == list_wrong(conversion, files, write_back(conversion, files, stored, tmp_path / "out"))
 
 
-def test_factors_of_a_missing_config_are_asked_for(tmp_path):
+def test_missing_config_is_requested_if_it_has_necessary_factors(tmp_path):
     conversion, files, stored = convert(NEEDS_CONFIG, tmp_path, with_config=False)
 
     with pytest.raises(

@@ -309,7 +309,7 @@ class TestInterrupted:
             stored[f"layers.{n}.weight"], stored[f"layers.{n}.weight_scale"] = quantized_fp8(numbers(256, 1024, seed=n))
         save_file(stored, tmp_path / "x.safetensors")
         words = ["dequantize", "x.safetensors", "--max-shard", "600KB", "-q", "-o"]
-        call("--version")  # the first command waits for its server
+        call("--version")  # the first command waits until the server of forked processes has started
         started = time.monotonic()
         assert Status.OK == call(*words, "whole", cwd=tmp_path).returncode
         took = time.monotonic() - started

@@ -95,7 +95,7 @@ class TestGates:
 
 
 def test_unjudged_gate_is_one_annotation():
-    """It makes the verdict inconclusive and also appears as a gate's message."""
+    """The reason makes the verdict inconclusive and is also the message of a gate."""
     found = sound_evaluation()
     few = [replace(one, scores=replace(one.scores, chunks=4)) for one in found.candidates[:1]]
     judged = judge(replace(found, candidates=few), require=RULES[:1]).candidates[0]

@@ -107,7 +107,7 @@ def test_unknown_types_are_refused_before_anything_is_read(given, why):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A model with heads of 64, which ggml rotates."""
+    """A model whose heads have 64 values, a size that ggml rotates."""
     folder = tmp_path_factory.mktemp("caches")
     path = saved("llama", folder / "original", hidden_size=64, num_attention_heads=2, head_dim=64)
     ids(folder)

@@ -92,7 +92,8 @@ def test_recorded_calls_reproduce_the_model_output(family, make, tmp_path):
             again = model(**call.arguments, return_dict=False)[0]
         if family == "FLUX.1":
             again = diffusers.FluxPipeline._unpack_latents(again, 8 * shape[2], 8 * shape[3], 8)
-        apart = outputs[2 * (n // 2)][n % 2] - again[0]  # one image alone instead of two: sums are cut otherwise
+        # One image at a time instead of two, so sums are split differently.
+        apart = outputs[2 * (n // 2)][n % 2] - again[0]
         assert apart.norm() <= OF_OUTPUT * again[0].norm()
     evaluation = quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=path)
     assert ("pass", 4, 1) == (

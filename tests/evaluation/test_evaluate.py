@@ -146,7 +146,8 @@ def test_model_without_weights_reserves_no_addresses_for_them():
     from transformers import LlamaConfig
 
     shape = {"vocab_size": 64, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
-    Architecture(LlamaConfig(num_hidden_layers=1, **shape), torch.float32).build()  # sets up the heap, and loads code
+    # A first run sets up the heap and loads code
+    Architecture(LlamaConfig(num_hidden_layers=1, **shape), torch.float32).build()
     before = addresses()
     model = Architecture(LlamaConfig(num_hidden_layers=24, **shape), torch.float32).build()
 
@@ -300,7 +301,7 @@ class TestOutputErrors:
 
         for ways in outcomes:
             assert pytest.approx(want, rel=FLOAT64) == ways
-        assert [0, 1, 4] == blocks  # all ways to compute them were used
+        assert [0, 1, 4] == blocks  # Every way to compute the outputs was used.
 
     def test_shares_within_a_block_add_up_to_one(self, evaluation):
         weights = evaluation.candidates[0].weights
@@ -354,7 +355,8 @@ class TestOutputErrors:
         assert columns.topk(max(round(len(columns) * 0.05), 1)).indices.tolist() == salient["columns"]
         assert set(saliency.view(-1).topk(round(saliency.numel() * 0.05)).indices.tolist()) == set(salient["weights"])
         share = saliency.view(-1)[salient["weights"]].sum() / saliency.sum()
-        assert pytest.approx(float(share), rel=2.0**-22) == salient["weight_share"]  # three roundings to float32
+        # The value is rounded to float32 three times.
+        assert pytest.approx(float(share), rel=2.0**-22) == salient["weight_share"]
 
     @pytest.mark.parametrize("percent", [0, 101])
     def test_saliency_must_be_a_share(self, llama, tmp_path, percent):
@@ -728,7 +730,8 @@ class TestTexts:
             llama[0], tokens=tmp_path / "ids.safetensors", context=16, importance_out=tmp_path / "i.gguf", **EXACTLY
         )
 
-        assert ["ERROR"] * 2 == [record.levelname for record in logged]  # its chunks are also all the same
+        # The second error says that chunks repeat earlier ones.
+        assert ["ERROR"] * 2 == [record.levelname for record in logged]
         assert any(reason in record.getMessage() for record in logged)
 
 

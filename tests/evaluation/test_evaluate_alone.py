@@ -67,7 +67,8 @@ def of_folder(folder):
     if (kind := getattr(transformers, name, None)) is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     model = kind.from_pretrained(folder, dtype=torch.float64).eval()
-    model.config.get_text_config()._experts_implementation = "eager"  # the usual implementation has no float64
+    # transformers' default for experts cannot compute in float64.
+    model.config.get_text_config()._experts_implementation = "eager"
     return computed(model)
 
 

@@ -374,7 +374,7 @@ class TestFloor:
         assert (None, says) == (evaluation.floor.outputs, evaluation.floor.reason)
         assert f"no floor: {says}" in format_numbers(evaluation)
 
-    def test_failed_floor_ends_nothing_else(self, tmp_path):
+    def test_failed_floor_does_not_end_the_evaluation(self, tmp_path):
         _, evaluation = self.evaluated(tmp_path, torch.float16)
         model = saved("SD3Transformer2DModel", tmp_path / "large")
         model.proj_out.weight.data.mul_(1e6).clamp_(-6e4, 6e4)

@@ -213,7 +213,8 @@ class TestGate:
         better = tmp_path / "better.json"
         document.save(better)
 
-        assert Status.USAGE == call("gate", folder / "e.json", "--baseline", folder / "e.json").returncode  # itself
+        # A document cannot be its own baseline.
+        assert Status.USAGE == call("gate", folder / "e.json", "--baseline", folder / "e.json").returncode
         assert Status.OK == call("gate", better, "--baseline", folder / "e.json").returncode
         worse = call("gate", folder / "e.json", "--baseline", better)
         assert Status.GATE_FAILED == worse.returncode

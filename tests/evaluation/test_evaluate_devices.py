@@ -86,7 +86,7 @@ def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path
         "dtype": "float64",
         "activations": activations,
         "kv": "fp8",
-    }  # no rounding depends on luck
+    }  # so that no value is rounded differently by chance
 
     assert agree(
         *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, device=device, **how)),
@@ -115,7 +115,8 @@ def test_denoiser_agrees_with_the_cpu(tmp_path):
 
 
 @UNKNOWN
-@pytest.mark.parametrize("limit", [100, 50_000, 150_000])  # bytes for the first buffers, for weights, for logits
+# Bytes of memory: too few for the first buffers, for the weights, for the logits.
+@pytest.mark.parametrize("limit", [100, 50_000, 150_000])
 def test_too_little_memory_is_an_environment_error(limit, tmp_path):
     original, quantized, tokens = made("llama", tmp_path)
     how = {"tokens": tokens, "context": 16, "device": NAME}

@@ -104,7 +104,7 @@ class TestCalibration:
         assert "measure 3 or more" in sensitivity.note
 
     @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
-    def test_noise_and_extreme_ratios_calibrate_nothing(self, studied, tmp_path, kld, error):
+    def test_noise_and_extreme_ratios_are_not_used_for_calibration(self, studied, tmp_path, kld, error):
         document = json.loads(studied[2].read_text())
         document["recipes"] = {"int8_row": {"kld": kld, "kld_se": error, "predicted_kld": 1e-3}}
         (tmp_path / "s.json").write_text(json.dumps(document))

@@ -98,7 +98,7 @@ def test_floor_is_a_row_and_names_candidates_below_it_on_the_same_chunks(shared_
     assert json.loads((tmp_path / "e.json").read_text())["floor"]["outputs"] is None
 
 
-def test_candidate_above_the_floor_is_not_named(shared_evaluation):
+def test_candidate_above_the_floor_is_not_called_below_it(shared_evaluation):
     assert shared_evaluation.floor.scores.kld_mean < shared_evaluation.candidates[1].scores.kld_mean
     assert "int4_g32: bfloat16 alone rounds" not in format_numbers(shared_evaluation)
 

@@ -78,7 +78,7 @@ def looks(name: str, ids: list[int]) -> dict[str, Tensor]:
     return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": is_image}
 
 
-TOKENS = {"llava": 16, "gemma3": 4, "smolvlm": 4, "qwen2_5_vl": 4, "qwen3_vl": 4}  # for an image
+TOKENS = {"llava": 16, "gemma3": 4, "smolvlm": 4, "qwen2_5_vl": 4, "qwen3_vl": 4}  # tokens that stand for one image
 
 
 class Processor:

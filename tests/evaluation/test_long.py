@@ -24,7 +24,7 @@ OPTIONS = {"context": CONTEXT, "dtype": "float64", "batch": 2}
 
 
 def in_pieces(patch, rows=5):
-    """Limit a piece to this many rows of logits for two chunks, or to 7 queries of attention."""
+    """Let a piece hold at most so many rows of logits for two chunks, and at most 7 queries of attention."""
     patch.setattr(logits, "MAX_LOGITS", 0)
     patch.setattr(logits, "PIECE_LOGITS", rows * 2 * 96)
     patch.setattr(attention, "MAX_ELEMENTS", 7 * CONTEXT)
@@ -69,7 +69,8 @@ def test_drafts_and_the_floor_work_in_pieces(tmp_path, monkeypatch):
 
     assert alike(whole, evaluation)
     assert whole.floor.scores.kld_mean > 0
-    assert pytest.approx(whole.floor.scores.kld_mean, rel=1e-4) == evaluation.floor.scores.kld_mean  # it is in bfloat16
+    # The floor computes in bfloat16.
+    assert pytest.approx(whole.floor.scores.kld_mean, rel=1e-4) == evaluation.floor.scores.kld_mean
 
 
 def test_conversations_work_in_pieces(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def family(request):
 
 
 def path_of(model, family, seed, guided):
-    """Return the final latents by diffusers' scheduler, and each call on the way."""
+    """Return the final latents by diffusers' scheduler, and the arguments of each call of the model."""
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=SIGMAS)
     is_list = family == "Z-Image"
@@ -89,7 +89,7 @@ def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp
     cosines = [float((x * y).sum() / (x.norm() * y.norm())) for x, y in finals]
 
     mean = sum(steps[-1] for steps in errors) / 2
-    relative = of_squared_error(mean) * len(SIGMAS)  # one forward per step
+    relative = of_squared_error(mean) * len(SIGMAS)  # the model is called once for each step
     assert mean == pytest.approx(rollout.rollout_error, rel=relative)
     assert sum(psnr) / 2 == pytest.approx(rollout.rollout_psnr_db, abs=10 * relative / log(10))
     assert sum(cosines) / 2 == pytest.approx(rollout.rollout_cosine, abs=mean * relative)

@@ -197,7 +197,7 @@ def logits(original, values, chunks, rounded=None, cache=None):
     if cache is not None:
 
         def attention(query, key, value, *args, **kwargs):
-            def kept(x, stored):  # with repeated heads
+            def kept(x, stored):  # x has its heads repeated, once for each head of queries
                 scale = torch.as_tensor(stored).reshape(-1)
                 scale = scale.repeat_interleave(x.shape[1] // len(scale)).view(1, -1, 1, 1)
                 return ((x.float() / scale).clamp(-448, 448).to(E4M3).float() * scale).double()
@@ -302,7 +302,7 @@ def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
         assert rows["lm_head.weight"][column] == ""
     assert "share of inputs" in format_numbers(evaluation)
     of_both = dict(zip(weights, make_columns(map_rows(evaluation))["columns"]["of_both_0"], strict=True))
-    assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # three digits
+    assert weights[name]["share_of_inputs"] == pytest.approx(of_both[name], rel=5e-3)  # the page rounds to three digits
 
 
 def test_declared_cache_is_rounded_after_the_rotary_embedding(original, tmp_path):

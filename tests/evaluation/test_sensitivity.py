@@ -81,7 +81,7 @@ def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
         assert curvature.alpha(curvatures.scored) == pytest.approx(want, rel=FLOAT64), path
         error = 0.1 * weight.square().mean(1, keepdim=True).sqrt().expand_as(
             weight
-        )  # an error that costs what alpha predicts
+        )  # an error whose cost should be what alpha predicts
         assert curvature.predict_cost(error, curvatures.scored) == pytest.approx(want * 0.1**2, rel=FLOAT64), path
 
 

@@ -14,7 +14,7 @@ from quanterr.evaluation.denoisers.families import recognize
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-# diffusers' Chroma imports a class of FLUX from its old place.
+# diffusers' Chroma imports a class of FLUX from a deprecated module, which warns.
 pytestmark = [pytest.mark.session, pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")]
 
 from support.denoisers import (  # noqa: E402 - it imports diffusers

@@ -151,6 +151,7 @@ def test_page_draws_a_line_for_each_candidate():
     page = rendered(evaluation, "html")
     charts = [part for section in evaluation.view(5).sections for part in section.parts if isinstance(part, Chart)]
 
-    assert [2, 2] == [len(chart.curves) for chart in charts]  # by position and for hidden states
+    # One chart shows divergence by position, one the scores of hidden states.
+    assert [2, 2] == [len(chart.curves) for chart in charts]
     assert page.count('class="curve c') == 4
     assert page.count("L", page.index('class="curve c0"'), page.index('class="curve c1"')) >= 15

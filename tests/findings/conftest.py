@@ -6,7 +6,7 @@ from quanterr.findings.checks import CHECKS, LAST, WEIGHT, WEIGHTS
 from quanterr.findings.results import check_weights
 from quanterr.findings.running import list_checks
 
-# check_weights passes these on
+# codes of the checks whose findings check_weights returns
 INNER = {code for one in CHECKS if one.of in (WEIGHT, WEIGHTS, LAST) for code in one.codes}
 
 

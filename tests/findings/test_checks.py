@@ -13,7 +13,7 @@ from quanterr.documents.finding_codes import CODES
 from quanterr.findings.checks import CHECKS, HEADERS, QUANTIZED, check
 from quanterr.findings.running import MODULES
 
-# Codes of findings that other commands make, where they know of them.
+# Codes of findings that commands make themselves, without a registered check.
 ELSEWHERE = {"checksum_mismatch", "large_output_errors", "massive_activations", "not_emulated", "reference_versions"}
 Q, K = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qk")
 X = {Q: numbers(64, 128, seed=1), K: numbers(64, 128, seed=2)}
@@ -51,7 +51,7 @@ def test_check_of_an_unknown_code_is_refused():
 
 
 class TestInspection:
-    def test_sound_checkpoint_has_no_finding(self, tmp_path):
+    def test_correct_checkpoint_has_no_finding(self, tmp_path):
         assert {} == inspected(tmp_path, coded(), values=True)
 
     def test_ignored_scale_is_reported(self, tmp_path):

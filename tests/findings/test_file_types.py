@@ -37,7 +37,7 @@ MORE_BITS = {
 # llama_ftype_get_default_type, where it differs from the name up to the size.
 DEFAULT = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "MXFP4_MOE": "MXFP4"}
 GATED = {"attn_q": 4, "attn_k": 1, "attn_v": 1, "attn_output": 4, "ffn_gate": 11, "ffn_up": 11, "ffn_down": 11}
-PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # no gate, as in GPT-2
+PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # GPT-2 has no gate matrix
 
 
 def default(name):
@@ -63,7 +63,7 @@ def told(path):
 
 @pytest.mark.parametrize("sizes", [GATED, PLAIN], ids=["gated", "plain"])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_every_mixture_is_sound(tmp_path, name, sizes):
+def test_every_mixture_of_llama_quantize_is_accepted(tmp_path, name, sizes):
     tensors = weights(sizes, lambda weight: MORE_BITS.get(name, {}).get(weight, default(name)))
 
     assert [] == told(write(tmp_path / f"model-{name}.gguf", tensors, name))
@@ -98,9 +98,9 @@ def test_minority_type_is_a_warning(tmp_path):
         ("model.i1-Q4_K_S.gguf", None),
         ("model-UD-Q4_K_XL.gguf", None),
         ("model-Q4_K_L.gguf", None),
-        ("Q5_K_M-merge-Q4_K_M.gguf", None),  # the last type in the name counts
-        ("model-Q5_K_R4.gguf", None),  # another program's type
-        ("model-Q7_K.gguf", None),  # no type at all
+        ("Q5_K_M-merge-Q4_K_M.gguf", None),  # if a name holds two types, the last one counts
+        ("model-Q5_K_R4.gguf", None),  # a type that only another program writes
+        ("model-Q7_K.gguf", None),  # a name without a type
         ("model.gguf", None),
     ],
 )
@@ -116,7 +116,7 @@ def test_unquantized_file_is_a_warning(tmp_path):
     assert ("warning", True) == (severity, "no weight is Q8_0: F32 100%" in message)
 
 
-def test_experts_trained_in_four_bits_are_not_misnamed(tmp_path):
+def test_experts_trained_in_four_bits_do_not_contradict_the_name(tmp_path):
     path = write_gguf(
         tmp_path / "m-F16.gguf", weights(GATED, lambda _: "MXFP4"), (*LLAMA, key("general.file_type", U32, 1))
     )

@@ -85,7 +85,7 @@ class TestCodes:
         made, used = {}, set()
         for path in Path(quanterr.__file__).parent.rglob("*.py"):
             declares = path.parent.name == "finding_codes" or path.name == "explanations.py"
-            counts = path.parent.name == "kernel"  # some sums have the names of findings
+            counts = path.parent.name == "kernel"  # Some codes of findings are also names of sums.
             tree = ast.parse(path.read_text())
             for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
                 function.decorator_list.clear()  # to declare a code is not to use it
@@ -101,7 +101,8 @@ class TestCodes:
         assert made.keys() <= CODES.keys()
         for code, severities in made.items():
             assert {severity for severity in severities if isinstance(severity, str)} <= set(CODES[code].severities)
-        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}  # assembled from the side
+        # The code that reports these puts their names together from the side.
+        assert CODES.keys() - used == {"nonfinite_original", "nonfinite_quantized"}
 
     def test_former_code_names_are_still_read(self):
         made = Finding(code="far_off", severity="error", layer=None, message="x", remedy=None, evidence={})
@@ -118,7 +119,7 @@ class TestCodes:
 
 
 @pytest.mark.parametrize("quantize", [quantized_fp8, quantized_int8, by_row])
-def test_sound_weights_raise_no_finding(tmp_path, quantize):
+def test_correct_weights_raise_no_finding(tmp_path, quantize):
     x = model(6)
 
     assert [] == compared(tmp_path, x, stored(x, quantize)).findings
@@ -205,7 +206,7 @@ class TestScales:
             scale = weight.float().abs().amax() / 127 / 4
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
-        if not judged:  # as for codebooks, whose scales are not judged
+        if not judged:  # as in codebooks, whose scales are not judged
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
         found = told(compared(tmp_path, x, stored(x, clipped)))
@@ -358,7 +359,7 @@ class TestOrder:
     )
     def test_experts_in_other_places_are_named(self, tmp_path, places, code, words):
         name = "model.layers.0.mlp.experts.down_proj"
-        x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first
+        x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first weight
         found = told(compared(tmp_path, x, {name: x[name][places]}))
 
         assert {code} == found.keys()
@@ -469,7 +470,7 @@ class TestRows:
 
 
 def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as for codebooks, without nearest codes
+    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as in formats without nearest codes
     x = model()
     found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
@@ -539,7 +540,7 @@ class TestVectors:
         difference = change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()
         shift = float((difference.abs() / weight.norm(dim=1)).max())
         codes, scale = quantized_fp8(weight)
-        share = float(difference.norm() / (codes.float() * scale - weight).norm())  # inputs of size one
+        share = float(difference.norm() / (codes.float() * scale - weight).norm())  # as if every input had size one
 
         assert ("pass", [BIAS]) == (report.verdict, found.evidence["layers"])
         assert found.evidence["shift"] == pytest.approx(shift, rel=1e-3)
@@ -695,7 +696,8 @@ class TestUninformativeNumbers:
 
 class TestAllWeights:
     def test_weight_far_below_its_group_is_a_warning(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # otherwise its excess is reported
+        # With a sample, the excess would be reported instead.
+        monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model(8)
         y = stored(x, by_row)
         name = UP.format(3)

@@ -241,7 +241,7 @@ class TestMethods:
 
 
 class TestReadings:
-    """The reported numbers are those that a runtime loads."""
+    """The report shows the numbers that a runtime would load."""
 
     def test_bitsandbytes_is_read_by_its_state(self, tmp_path):
         coded = sound(named("NF4"), X)

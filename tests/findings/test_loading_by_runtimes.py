@@ -47,7 +47,7 @@ class TestResults:
 
         assert RESULTS[name]["outcome"] == judge(find_checkpoint(tmp_path), CASES[name].runtime)[0]
 
-    def test_loaded_layouts_are_those_that_a_runtime_has_loaded(self, tmp_path):
+    def test_layouts_marked_as_run_were_loaded_by_a_runtime(self, tmp_path):
         claimed = {(one.name, name) for one in RUNTIMES for row in one.layouts if row.is_run for name in row.formats}
         loaded = set()
         for name, case in CASES.items():
@@ -324,7 +324,7 @@ class TestTensorrtLlm:
 
         assert verdict == judge(store(tmp_path / "m", make_fp8([UP]), config=config), "tensorrt-llm")[0]
 
-    def test_gate_names_it(self):
+    def test_gate_may_name_tensorrt_llm(self):
         assert "tensorrt-llm" == parse("loads(tensorrt-llm)").metric
 
 
@@ -421,7 +421,7 @@ class TestComfy:
 
 class TestLlamaCpp:
     def test_keys_of_the_architecture_are_needed(self, tmp_path):
-        CASES["GGUF of an unknown class"].make(tmp_path)  # to transformers alone
+        CASES["GGUF of an unknown class"].make(tmp_path)  # a class that only transformers does not know
         verdict, reason = judge(find_checkpoint(tmp_path), "llama.cpp")
 
         assert ("refuses", True) == (verdict, "grok.expert_count" in reason)
@@ -483,7 +483,7 @@ class TestExllama:
         }
         return store(folder / "m", tensors, config=declare(quant_method="exl3", bits=4, **fields))
 
-    def test_its_own_codes_are_loaded(self, tmp_path):
+    def test_codes_of_exl3_are_loaded(self, tmp_path):
         path = self.make_exl3(tmp_path)
 
         assert ["loads", "refuses"] == [judge(path, one)[0] for one in ("exllamav3", "vllm")]
@@ -498,27 +498,27 @@ class TestExllama:
         assert verdict == judge(find_checkpoint(tmp_path), "exllamav3")[0]
 
     @pytest.mark.parametrize("names", [["NoSuchModel"], ["LlamaForCausalLM"] * 2])
-    def test_class_is_one_that_it_knows(self, tmp_path, names):
+    def test_unknown_model_class_is_refused(self, tmp_path, names):
         path = store(tmp_path / "m", {f"{UP}.weight": numbers(64, 64)}, config={"architectures": names})
 
         assert "refuses" == judge(path, "exllamav3")[0]
 
 
 class TestReported:
-    """What people report of files with correct numbers, besides the cases above."""
+    """Files that people reported, with correct numbers, which the cases above do not cover."""
 
     def make_block(self, folder, names, config, **more):
         tensors = make_fp8([f"model.layers.{n}.self_attn.{one}_proj" for n, one in names])
         return store(folder / "m", tensors | more, config=config)
 
     @pytest.mark.parametrize(("is_shared", "verdict"), [(True, "loads"), (False, "refuses")])
-    def test_keys_that_are_values_need_no_values(self, tmp_path, is_shared, verdict):
+    def test_keys_that_are_values_need_no_projection_of_values(self, tmp_path, is_shared, verdict):
         names = [(n, one) for n in range(6) for one in "qkvo" if (n, one) != (5, "v")]
         model = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": is_shared}
 
         assert verdict == judge(self.make_block(tmp_path, names, TestVllm.FP8 | model), "vllm")[0]
 
-    def test_other_rows_than_the_vocabulary_are_told(self, tmp_path):
+    def test_vocabulary_with_another_number_of_rows_is_reported(self, tmp_path):
         more = {"model.embed_tokens.weight": numbers(32, 64)}
         verdict, reason = judge(
             self.make_block(tmp_path, [(0, "q")], TestVllm.FP8 | {"vocab_size": 40}, **more), "vllm"
@@ -565,7 +565,7 @@ class TestReported:
         ("is_ordered", "is_stored", "verdict"),
         [(True, True, "loads"), (True, False, "loads, but"), (False, False, "loads")],
     )
-    def test_order_of_columns_that_is_lost_is_told(self, tmp_path, is_ordered, is_stored, verdict):
+    def test_lost_order_of_columns_is_reported(self, tmp_path, is_ordered, is_stored, verdict):
         CASES["MLX: GPTQ"].make(tmp_path)
         fields = {"bits": 4, "group_size": 32, "desc_act": is_ordered, "sym": True}
         (tmp_path / "config.json").write_text(json.dumps(declare(quant_method="gptq", **fields)))
@@ -577,7 +577,7 @@ class TestReported:
 
 
 class TestCompared:
-    """What only the original shows."""
+    """Faults that show only in a comparison with the original."""
 
     def judge(self, folder, original, quantized, config, runtime, of_original=LLAMA):
         before = store(folder / "original", original, config=of_original)
@@ -642,7 +642,7 @@ class TestCompared:
 
         assert verdict == self.judge(tmp_path, {f"{UP}.weight": weight}, tensors, config, "transformers")[0]
 
-    def test_rotary_base_that_metadata_lack_is_told(self, tmp_path):
+    def test_rotary_base_missing_from_the_metadata_is_reported(self, tmp_path):
         weight = {"model.layers.0.self_attn.o_proj.weight": numbers(256, 256)}
         config = LLAMA | {"rope_theta": 500000.0, "hidden_size": 256, "num_hidden_layers": 1}
         original = store(tmp_path / "original", weight, config=config)
@@ -656,7 +656,7 @@ class TestCompared:
 class TestAnswers:
     @pytest.mark.parametrize("value", [["llama"], {"llama": 1}, 5, True, None, ""])
     @pytest.mark.parametrize("key", ["model_type", "architectures", "quant_method", "format"])
-    def test_value_of_another_type_is_no_name(self, tmp_path, key, value):
+    def test_value_of_another_type_is_not_taken_for_a_name(self, tmp_path, key, value):
         CASES["compressed-tensors packed INT4"].make(tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())
         place = config if key in config else config["quantization_config"]
@@ -721,7 +721,7 @@ class TestAnswers:
         assert "MLX (mlx-lm 0.32.2): not known" in done.output
         assert "Whether it loads" in done.output
 
-    def test_command_is_told_the_number_of_devices(self, tmp_path):
+    def test_command_takes_the_number_of_devices(self, tmp_path):
         CASES["FP8 in blocks"].make(tmp_path)
         done = CliRunner().invoke(app, ["inspect", str(tmp_path), "--for", "vllm", "--tp", "4"])
 

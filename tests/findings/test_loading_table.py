@@ -1,4 +1,4 @@
-"""The guide's table of formats and runtimes agrees with what files of these formats are told."""
+"""The guide's table of formats and runtimes agrees with the verdicts about files of these formats."""
 
 from fnmatch import fnmatchcase
 

@@ -1,4 +1,4 @@
-"""Traces that methods leave in sound files, and faults that none of them makes: see findings/methods.py."""
+"""Traces that quantization methods leave in correct files, and faults that no method makes: see findings/methods.py."""
 
 from dataclasses import replace
 
@@ -55,13 +55,13 @@ def outlier():
 
 @pytest.fixture
 def gptq(tmp_path, outlier):
-    """A sound pair made by GPTQ with those inputs."""
+    """A correct pair, quantized by GPTQ with those inputs."""
     x, inputs = outlier
     layout = declared_by_gptq(named("GPTQ 4 bits"))
     return made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: compensated(layout, x, inputs))
 
 
-def test_row_with_a_large_error_that_gptq_spreads_is_sound(gptq):
+def test_row_with_a_large_error_that_gptq_spreads_is_accepted(gptq):
     assert set() == warnings(gptq.report)
 
 
@@ -108,7 +108,7 @@ def with_large_steps(x):
 
 
 @pytest.mark.parametrize("layout", ["GPTQ 4 bits", "GPTQ 8 bits"])
-def test_block_with_the_error_of_the_coarsest_block_of_its_row_is_sound(tmp_path, layout):
+def test_block_as_coarse_as_the_coarsest_of_its_row_is_accepted(tmp_path, layout):
     x = with_large_steps(matrix(128, 512, 5).float())
     pair = made(Bench(tmp_path), named(layout), {NAME: x}, lambda layout, x: compensated(layout, x, collinear(x)))
     assert set() == warnings(pair.report)
@@ -147,7 +147,7 @@ def with_huge_values(x, number, factor):
     ("layout", "number", "factor"),
     [("Q4_K", 2, 1e4), ("Q5_K", 2, 1e4), ("Q6_K", 20, 1e4), ("quanto INT4", 200, 1e3), ("quanto INT2", 200, 1e3)],
 )
-def test_what_huge_values_cost_their_groups_is_the_limit_of_the_format(tmp_path, layout, number, factor):
+def test_error_beside_huge_values_is_the_limit_of_the_format(tmp_path, layout, number, factor):
     x = with_huge_values(matrix(256, 512, 3), number, factor)
     assert set() == warnings(made(Bench(tmp_path), named(layout), {NAME: x}).report)
 
@@ -281,7 +281,7 @@ def test_equal_zero_points_with_scales_for_whole_ranges_are_a_warning(tmp_path, 
 
 
 @pytest.mark.parametrize("layout", ["quanto INT4", "CT INT4 asym g128", "MLX 4 bits"])
-def test_equal_zero_points_with_scales_for_them_are_none(tmp_path, layout):
+def test_equal_zero_points_with_fitting_scales_are_no_warning(tmp_path, layout):
     def symmetric(layout, x):
         largest = layout.groups(x.float()).abs().amax((1, 3))
         unit = 0.85 * largest / 7.5  # clipped, as a search for scales chooses it
@@ -293,7 +293,7 @@ def test_equal_zero_points_with_scales_for_them_are_none(tmp_path, layout):
 
 @pytest.mark.parametrize("layout", ["CT INT4 asym g128", "AWQ", "GPTQ 4 bits asym"])
 @pytest.mark.parametrize("x", [matrix(256, 512, 3), torch.randn(256, 256, generator=drawn(3)).bfloat16()])
-def test_equal_zero_points_with_scales_for_others_are_a_warning(tmp_path, layout, x):
+def test_equal_zero_points_with_scales_for_other_zero_points_are_a_warning(tmp_path, layout, x):
     bench, x = Bench(tmp_path), {NAME: x}
     assert "zero_points" in warnings(made(bench, named(layout), x, middled).report)
     assert "zero_points" not in warnings(made(bench, named(layout), x, sound).report)

@@ -59,7 +59,7 @@ class TestFamilies:
         assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
 
     @pytest.mark.parametrize("layout", ["Q2_K", "Q6_K", "IQ4_XS", "Q8_0", "NF4 double", "FP8 tensor"])
-    def test_unusual_but_sound_scales_raise_no_alarm(self, bench, few, layout):
+    def test_unusual_but_correct_scales_cause_no_warning(self, bench, few, layout):
         for name in few:
             if name.endswith("_proj.weight"):
                 few[name] = few[name].clone()
@@ -127,7 +127,7 @@ class TestLosses:
         energy = (y - x).double().square()
         whole = 10 * torch.log10(1 + 99 * energy[5].sum() / energy.sum())
 
-        assert found.layer == pytest.approx(float(whole), abs=1e-3)  # y is float32
+        assert found.layer == pytest.approx(float(whole), abs=1e-3)  # the dequantized values are float32
         assert found.part == pytest.approx(20, abs=1e-3)
 
     def test_loss_with_infinite_values_is_structural(self):
@@ -206,11 +206,11 @@ class TestVerdicts:
 
 class TestExcuses:
     @pytest.mark.parametrize("file", excuses.OWN)
-    def test_files_of_methods_raise_no_alarm(self, bench, file):
+    def test_files_of_methods_cause_no_warning(self, bench, file):
         pair = excuses.made(bench, excuses.OWN[file], file)
         assert judging.of_sound("excuses", file, pair.report).told in ("clean", "told")
 
-    def test_importance_raises_no_alarm(self, bench):
+    def test_importance_causes_no_warning(self, bench):
         assert [] == excuses.made(bench, "Q4_K", "importance").report.findings
 
     def test_folded_factors_are_known(self):

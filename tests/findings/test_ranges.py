@@ -13,7 +13,7 @@ from quanterr.selection import LayerSelection
 
 BLOCKS, WIDTH = 5, 64
 OF_ATTENTION, OF_MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-# Largest numbers of a model whose norms are about 0.5; those of down_proj are like massive activations.
+# Largest inputs of modules in a model whose norms are about 0.5. Those of one down_proj are massive activations.
 LARGEST = {"self_attn.o_proj": 1.5, "mlp.down_proj": 2.0}
 MASSIVE = "model.layers.3.mlp.down_proj.input_scale"
 
@@ -144,7 +144,7 @@ def test_key_norm_decides_instead_of_the_weight(tmp_path):
         ("self_attn.q_proj.input_scale", 100, 1),
         ("self_attn.v_scale", 0.01, 1),
         ("mlp.down_proj.input_scale", 0.01, 1),
-        ("mlp.down_proj.input_scale", 100, 0),  # may be massive activations
+        ("mlp.down_proj.input_scale", 100, 0),  # inputs of down_proj may hold massive activations
         ("self_attn.q_proj.input_scale", 15, 0),
     ],
 )

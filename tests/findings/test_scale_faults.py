@@ -135,7 +135,7 @@ def test_stored_order_of_columns_is_right(tmp_path, original):
     assert {} == told(report)
 
 
-def test_groups_of_unequal_sizes_do_not_tell_what_scales_allow(tmp_path, original):
+def test_groups_of_unequal_sizes_have_no_attainable_snr(tmp_path, original):
     groups, stored_order = shuffled(), shuffled()
     stored_order[0] = (stored_order[0] + 1) % (COLS // GROUP)
     report = report_of(
@@ -145,7 +145,7 @@ def test_groups_of_unequal_sizes_do_not_tell_what_scales_allow(tmp_path, origina
     assert [None] * len(NAMES) == [layer.format_snr_db for layer in report.layers]
 
 
-def test_order_that_names_one_group_is_told_from_the_values(tmp_path, original):
+def test_order_that_names_a_single_group_is_found_from_the_values(tmp_path, original):
     zeros = np.zeros(COLS)
     found = told(report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, stored_order=zeros)))
 

@@ -1,4 +1,4 @@
-"""Sound files by real methods, written in float64 by code that shares nothing with quanterr, raise no alarm."""
+"""Correct files by real methods, which code of these tests writes in float64 without quanterr, cause no warning."""
 
 from functools import cache
 
@@ -53,7 +53,7 @@ def by_gptq(w, x, bits, group, symmetric, in_order=False):
                 high = np.maximum(high, -low)
                 low = -high
             scale = np.float16((high - low) / top).astype(float)
-            scale[scale == 0] = 1  # a group of zeros
+            scale[scale == 0] = 1  # a group that holds only zeros
             zero = np.full(len(w), (top + 1) / 2) if symmetric else np.round(-low / scale)
         codes[:, col] = np.clip(np.round(left[:, col] / scale) + zero, 0, top)
         zeros[:, col], scales[:, col] = zero, scale
@@ -93,7 +93,7 @@ class TestCompensatingErrors:
     @pytest.mark.parametrize("in_order", [False, True])
     @pytest.mark.parametrize("symmetric", [False, True])
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-    def test_compensating_errors_are_sound(self, tmp_path, bits, symmetric, in_order):
+    def test_compensating_errors_are_accepted(self, tmp_path, bits, symmetric, in_order):
         w, x = weights(64, 256, bits), inputs()
         codes, zeros, scales, groups = by_gptq(w, x, bits, 64, symmetric, in_order)
         plain = (np.clip(np.round(w / scales) + zeros, 0, 2**bits - 1) - zeros) * scales
@@ -343,7 +343,7 @@ class TestRandomRounding:
         assert 3 < found.evidence["excess_db"] < 8
         assert "another revision or training step" in found.remedy
 
-    def test_noise_is_not_what_autoround_learns(self, tmp_path):
+    def test_noise_is_not_excused_by_autoround(self, tmp_path):
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         other = w + 0.25 * scales * np.random.default_rng(8).standard_normal(w.shape)
@@ -404,7 +404,7 @@ class TestLearnedCodes:
         assert told(report)["scale_loss"].severity == ("info" if is_declared else "warning")
         assert {"scale_loss"} >= told(report, "warning").keys()
 
-    def test_either_code_whatever_the_value_is_not_learned(self, tmp_path):
+    def test_codes_that_ignore_the_value_are_not_excused_as_learned(self, tmp_path):
         w = weights(64, 256)
         either = np.random.default_rng(7).integers(0, 2, w.shape)
         report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, either), AUTO_ROUND)
@@ -436,20 +436,20 @@ class TestMassiveValue:
     """Beside a single massive value, all others have far more error than the weight as a whole."""
 
     @pytest.mark.parametrize("size", [100, 1e4])
-    def test_other_rows_of_compensated_codes_are_no_worse_for_it(self, tmp_path, size):
+    def test_massive_value_does_not_make_other_rows_worse(self, tmp_path, size):
         w = weights(64, 256)
         w[21, 17] = size
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ)
 
         assert {} == told(report, "warning")
 
-    def test_its_column_needs_no_factor(self, tmp_path):
+    def test_column_with_a_massive_value_needs_no_factor(self, tmp_path):
         w = weights(64, 256)
         w[21, 17] = torch.tensor(1e4).bfloat16().item()
 
         assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
 
-    def test_damaged_rows_beside_it_are_reported(self, tmp_path):
+    def test_damaged_rows_beside_a_massive_value_are_reported(self, tmp_path):
         w = weights(64, 256)
         w[21, 17] = 1e4
         codes, *rest = by_gptq(w, inputs(), 8, 64, True)
@@ -474,7 +474,7 @@ def as_mlx(w, bits):
 class TestRoundedAfterwards:
     """Biases or scales that are rounded after the codes cost little in some parts; severity depends on the size."""
 
-    def test_scales_rounded_afterwards_are_sound(self, tmp_path):
+    def test_scales_rounded_afterwards_are_accepted(self, tmp_path):
         w = weights(64, 256)
 
         assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")

@@ -415,7 +415,7 @@ class TestConfiguration:
             pair = next(pair for pair in plan.pairs if pair.name == "a.weight")
             read = dequantized(pair.quantized)
 
-        assert not same_bits(values, read)  # as it will be loaded
+        assert not same_bits(values, read)  # a runtime would load the wrong values, too
         assert "BitNet, ternary codes times a.weight_scale" in pair.contradiction.prescribed
         assert "BitNet, ternary codes divided by a.weight_scale" in pair.contradiction.other
         assert 0 == pair.contradiction.other_error < pair.contradiction.prescribed_error
@@ -624,7 +624,7 @@ class TestWorkspaces:
             assert len(made) == 1
 
     def test_workspaces_divide_shared_pieces(self, tmp_path):
-        """One thread stays in the first piece until another has filled the others, which then waits for the first."""
+        """The thread of the first piece waits until another thread has filled all other pieces."""
         path = store(tmp_path / "a.safetensors", {"a": torch.ones(3)})
         begun, others, by = threading.Event(), threading.Event(), {}
 

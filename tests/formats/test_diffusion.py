@@ -428,7 +428,7 @@ class TestReadings:
     def test_interleaved_modulation_rows_are_detected(self, tmp_path):
         x = numbers(48, 64, dtype=torch.float32)
         codes, scale = quantized_rows(x, 7)
-        order = find_stored_rows(0, 48, 48, 6, CPU).argsort()  # stored row: row
+        order = find_stored_rows(0, 48, 48, 6, CPU).argsort()  # index: stored row, value: row of the weight
         nibbles = (codes[order] + 8).to(torch.uint8)
         module = "transformer_blocks.0.img_mod.1"
         tensors = {
@@ -503,7 +503,7 @@ class TestBias:
 
     def test_bias_for_a_layer_split_by_columns_is_the_sum(self, tmp_path):
         block = "single_transformer_blocks.0"
-        bias = (torch.arange(128) / 4).to(HALF)  # its place in Nunchaku's order does not matter here
+        bias = (torch.arange(128) / 4).to(HALF)  # where Nunchaku stores it does not matter here
         tensors = w4a4_of_nunchaku(f"{block}.out_proj", bias=torch.zeros(128, dtype=HALF))
         tensors |= w4a4_of_nunchaku(f"{block}.mlp_fc2", cols=256, bias=bias)
         original = {f"{block}.proj_out.weight": numbers(128, 384), f"{block}.proj_out.bias": bias.sort().values}

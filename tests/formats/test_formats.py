@@ -101,7 +101,8 @@ class TestEveryNumericGoldenCase:
             for pair in plan.pairs:
                 weight, whole = pair.quantized, dequantized(pair.quantized)
                 cols = weight.matrix[1]
-                sizes = {3 * cols + 1, 50 * cols, max(cols - 1, 1)}  # a few rows, many, pieces of one
+                # elements of a chunk: a few rows, many rows, a piece of a row
+                sizes = {3 * cols + 1, 50 * cols, max(cols - 1, 1)}
 
                 assert agree(case, expected[pair.name].view(weight.matrix), whole), pair.name
                 assert all(same_bits(whole, dequantized(weight, size)) for size in sizes), pair.name
@@ -399,10 +400,12 @@ BLOCKS = [
     ((140, 136), (2, 2), (128, 128), None, (128, 128)),
     ((140, 140), (2, 2), (70, 70), None, (70, 70)),
     ((140, 140), (2, 2), None, 70, (70, 70)),
-    ((140, 140), (2, 2), (128, 128), 70, (70, 70)),  # label and codes are written together
-    ((140, 136), (2, 2), (64, 64), None, (128, 128)),  # it gives another grid and is not believed
-    ((140, 136), (2, 2), None, 1, (70, 68)),  # an impossible label: the edges that divide are used
-    ((384, 192), (3, 2), None, 96, (128, 96)),  # the label has the smaller edge
+    # One program writes label and codes together, so the label wins.
+    ((140, 140), (2, 2), (128, 128), 70, (70, 70)),
+    ((140, 136), (2, 2), (64, 64), None, (128, 128)),  # the label contradicts the scales and is ignored
+    # The label is impossible, so the edges that divide the weight are taken.
+    ((140, 136), (2, 2), None, 1, (70, 68)),
+    ((384, 192), (3, 2), None, 96, (128, 96)),  # the label names the shorter edge of a block
     ((576, 48), (5, 1), None, None, (128, 48)),
     ((576, 48), (5, 1), (128, 128), None, (128, 128)),
     ((576, 200), (5, 2), None, None, (128, 128)),
@@ -582,7 +585,7 @@ class TestContradictoryLabels:
             ("int8_blockwise", (4, 1), "labelled int8_blockwise, but its scale a.weight_scale (F32 [4, 1])"),
             ("float8_e4m3fn_rowwise", (4,), None),
             ("float8_e4m3fn_blockwise", (2, 2), None),
-            ("float8_e4m3fn_blockwise", (1,), None),  # a block that is the whole weight
+            ("float8_e4m3fn_blockwise", (1,), None),  # one block covers the whole weight
             ("float8_e4m3fn_block3d", (4, 2, 1), None),
             ("int8_tensorwise", (4, 1), None),
             ("int8_lodewise", (4, 2), None),

@@ -66,7 +66,7 @@ def gravest(report):
 
 @every_layout
 class TestDamage:
-    def test_undamaged_rows_raise_no_alarm(self, tmp_path, kind):
+    def test_undamaged_rows_cause_no_warning(self, tmp_path, kind):
         raw = rows_of(kind)
         report = quanterr.compare(original_of(tmp_path, kind, raw), written(tmp_path, kind, raw), device="cpu")
 

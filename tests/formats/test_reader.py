@@ -35,7 +35,7 @@ def test_later_read_does_not_change_what_was_read(weights):
         assert [True, True] == list(map(torch.equal, before, (x, y)))
 
 
-def test_first_rows_are_whole_or_a_piece_of_one(weights):
+def test_first_rows_are_complete_or_a_piece_of_one_row(weights):
     x = original()[NAME].double()
     with open_reader() as reader:
         assert torch.equal(x[:3], reader.read_first_rows(weights[0], 3 * 16 + 5))
@@ -43,7 +43,7 @@ def test_first_rows_are_whole_or_a_piece_of_one(weights):
         assert torch.equal(x, reader.read_first_rows(weights[0]))
 
 
-def test_scaling_is_of_stored_scales_after_others_were_tried(weights):
+def test_stored_scales_return_after_others_were_tried(weights):
     codes = weights[1]
     with open_reader() as reader:
         reader.read_filled(codes, WHOLE, codes.scale, 0x3F)
@@ -63,7 +63,7 @@ def test_values_follow_a_part_that_is_replaced(weights):
         torch.testing.assert_close(filled, stored * factor, rtol=2**-22, atol=0)
 
 
-def test_error_is_that_of_the_values(weights):
+def test_error_equals_the_difference_of_the_values(weights):
     with open_reader() as reader:
         x, y = (side.double() for side in reader.read_both(weights, WHOLE))
         expected = float(x.square().sum()), float((y - x).square().sum())

@@ -194,7 +194,7 @@ def test_unsupported_transform_is_not_compared(case, tensors, transforms, words,
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(path) as quantized:
         assert (
             reasons.keys() & Candidate(OriginalWeights(original), quantized).not_found.keys()
-        )  # evaluate refuses these
+        )  # evaluate refuses these weights
 
 
 def test_known_matrix_need_not_be_stored(tmp_path):

@@ -31,7 +31,7 @@ def test_usual_range_of_integers_holds_what_rounding_of_normal_values_reaches(bi
     assert high - low <= 7
 
 
-def test_usual_range_of_weights_of_several_sizes_spans_them():
+def test_usual_range_of_several_weights_spans_their_ranges():
     four, eight = (estimate_usual_snr(ROWS["gptq"], [stored(bits, 128)]) for bits in (4, 8))
 
     assert (four[0], eight[1]) == estimate_usual_snr(ROWS["gptq"], [stored(4, 128), stored(8, 128), stored(4, 128)])

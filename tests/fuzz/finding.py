@@ -14,7 +14,7 @@ MAX_MESSAGE = 20_000  # characters
 
 
 class Target(NamedTuple):
-    """One reader: ``make`` returns an input; ``check`` returns the outcome of reading it, and raises on a defect."""
+    """A reader to fuzz: ``make`` returns an input; ``check`` reads it, returns the outcome and raises on a defect."""
 
     name: str
     make: Callable[[Random], bytes]
@@ -48,6 +48,6 @@ def refusal(error: QuanterrError) -> str:
 
 
 def require(holds: object, what: str) -> None:
-    """Raise a Defect unless it holds."""
+    """Raise a Defect unless the promise holds."""
     if not holds:
         raise Defect(what)

@@ -36,7 +36,7 @@ CONFIGS = ("config.json", "config.json", "config.json", "hf_quant_config.json", 
 EXPECTED = "original.safetensors"
 COMPARED = ("compared", "lossless", "consumed", "filtered_out")
 
-# An index
+# Indexes
 
 
 @cache
@@ -138,7 +138,7 @@ def _change(random: Random, files: dict[str, bytes]) -> None:
         name = random.choice(configs)
         try:
             tree = parsed(files[name])
-        except (ValueError, RecursionError):  # of an earlier change
+        except (ValueError, RecursionError):  # an earlier change broke this JSON
             return
         files[name] = dumped(changed(random, tree, WORDS, stop=0.05)).encode()
     elif kind < 0.5:

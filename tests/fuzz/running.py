@@ -1,6 +1,6 @@
-"""Many inputs of one target, in processes of their own; what is found is saved.
+"""Runs many inputs of one target in child processes, and saves the inputs that reveal defects.
 
-Input number n is made of Random(n): each can be made again, also the one that took its process with it.
+Input number n is made of Random(n), so each can be made again, even one that ended its process.
 """
 
 import json
@@ -53,7 +53,7 @@ def run(target: Target, n: int, first: int, jobs: int, limits: Limits, saved: Pa
     bounds = [first + n * job // jobs for job in range(jobs + 1)]
     workers = [_Worker(target, bounds[job], bounds[job + 1], limits, saved) for job in range(jobs)]
     told = started
-    while sum(worker.alive() for worker in workers):  # each is asked
+    while sum(worker.alive() for worker in workers):  # Each worker is asked in turn.
         time.sleep(0.05)
         if time.monotonic() - told > 30:
             told = time.monotonic()
@@ -75,7 +75,7 @@ class _Worker:
 
     @property
     def at(self) -> int:
-        """The input that it is at."""
+        """The number of the input that the process is checking."""
         return struct.unpack("<q", self._shared[:8])[0]
 
     def _begin(self, first: int) -> None:
@@ -120,7 +120,7 @@ class _Worker:
 
 
 def _child(target: Target, first: int, stop: int, limits: Limits, saved: Path, shared: mmap.mmap, pipe: int) -> Never:
-    """Check them all and tell what came of it; leaves without a word only if an input ends the process."""
+    """Check all inputs and send each outcome; nothing is sent for an input that ends the process."""
     outcomes: Counter[str] = Counter()
     defects: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _hangs)

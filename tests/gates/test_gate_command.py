@@ -184,7 +184,7 @@ class TestStatus:
 
 
 class TestMessages:
-    def test_violation_shows_decisive_digits_limit_and_margin(self, stored, report):
+    def test_violation_shows_enough_digits_limit_and_margin(self, stored, report):
         lower, higher = sorted(layer.snr_db for layer in report.layers)
         limit = lower + 1e-12
         one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr

@@ -104,7 +104,7 @@ class TestEveryFunction:
         assert expected == {rule: gate(whole(), rule, baseline_for(value)).status for rule in expected}
 
     @pytest.mark.parametrize("value", TABLE)
-    def test_value_is_shown_with_decisive_digits(self, value):
+    def test_value_is_shown_with_enough_digits_to_see_the_violation(self, value):
         lowest, limit = TABLE[value][0], nextafter(TABLE[value][0], inf)
         found = gate(whole(), f"{value} >= {limit!r}", baseline_for(value))
 
@@ -583,7 +583,7 @@ class TestVerdict:
 
             assert verdict == judge(stored, "findings.info == 0").verdict
 
-    def test_reasons_say_what_gave_them(self):
+    def test_reasons_name_their_source(self):
         report = made(LAYERS, missing=["d"], findings=[finding("a"), finding(None)])
 
         assert ["finding", "finding", "result"] == judge(report, "findings.info == 0").reasons_by

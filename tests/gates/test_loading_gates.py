@@ -53,7 +53,7 @@ def test_inspection_is_judged_as_well(pair, tmp_path):
     assert Status.OK == done.exit_code
 
 
-def test_result_that_does_not_say_is_no_pass(pair):
+def test_result_without_loading_verdicts_is_no_pass(pair):
     report = quanterr.compare(*pair, device="cpu")
     [gate] = quanterr.judge(report, require=["loads(vllm)"]).gates
 
@@ -67,7 +67,7 @@ def test_unknown_program_is_wrong_usage(pair):
 
 
 @pytest.mark.parametrize("rule", ["loads(all)", "loads(vllm) >= 1", "loads()", "share(loads(vllm))", "loads"])
-def test_condition_is_no_comparison(rule):
+def test_invalid_loading_rule_is_refused(rule):
     with pytest.raises(UsageError):
         parse(rule)
 
@@ -111,4 +111,4 @@ def test_candidates_of_a_ranking_are_judged(pair):
     ranking = quanterr.rank(pair[0], pair[1], against=["int8_row"], require=["loads(vllm)"], device="cpu")
     found = {one.name: [gate.status for gate in one.gates] for one in ranking.candidates}
 
-    assert {"fp8": ["pass"], "int8_row": ["fail"]} == found  # a recipe makes no file
+    assert {"fp8": ["pass"], "int8_row": ["fail"]} == found  # a recipe makes no file that a runtime could load

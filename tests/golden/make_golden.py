@@ -296,7 +296,8 @@ def save(
     if config:
         (path.parent / "config.json").write_text(json.dumps({"quantization_config": config}) + "\n")
     save_file(dict(sorted(stored.items())), path, header or None)
-    save_file(dict(sorted(values.items())), expected, {"origin": json.dumps(origin)})  # one key has one order
+    # A header with a single key is the same in every run.
+    save_file(dict(sorted(values.items())), expected, {"origin": json.dumps(origin)})
     for file in (path, expected):
         file.chmod(0o644)
 
@@ -375,7 +376,7 @@ def one(weight: str, codes: np.ndarray, name: str, dtype: str, *shape: int) -> H
 
 
 def each(weight: str, codes: np.ndarray, name: str, dtype: str, shape: tuple[int, ...], over: tuple[int, ...]) -> Hand:
-    """Return a scale that broadcasts once it has the shape ``over``."""
+    """Return the scale in the shape ``over``, in which it broadcasts over the weight."""
     scale = scales(dtype, *shape)
     return Hand(weight, codes, name, scale, as_float32(scale).reshape(over))
 

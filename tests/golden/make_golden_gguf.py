@@ -44,7 +44,7 @@ HALVES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
     "IQ1_S": (0,),
-    "IQ1_M": (),  # in pieces
+    "IQ1_M": (),  # its scale is stored in pieces
     "IQ2_XXS": (0,),
     "IQ2_XS": (0,),
     "IQ2_S": (0,),

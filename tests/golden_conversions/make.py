@@ -31,7 +31,8 @@ from support.conversions import GOLDEN, applied, elements_of, gather, read_golde
 
 LABEL_BITS = 21  # labels are 1 + k·2^-21: they stay distinct, and sums with small numbers exact, in float32
 FUNCTIONS = ("exp", "negexp", "softplus")
-ROUNDINGS = 2 * 2.0**-23  # for exponentials in different libraries and products of several factors
+# The tolerance of values: libraries round exponentials differently, and products have several factors.
+ROUNDINGS = 2 * 2.0**-23
 
 
 def main(kind: str, *arguments: str) -> None:

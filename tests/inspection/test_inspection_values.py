@@ -37,7 +37,7 @@ def told(folder, tensors):
 
 
 @pytest.mark.parametrize("by", [dict, quantized, lambda x: quantized(x, quantized_fp8)])
-def test_sound_values_are_silent(tmp_path, by):
+def test_correct_values_are_silent(tmp_path, by):
     assert {} == told(tmp_path, by(model()))
 
 

@@ -241,7 +241,7 @@ class TestRoom:
         return stored(tmp_path, a=(70, 1000))
 
     def compared(self, files, name=NAME, **where):
-        """Return the report and the most bytes that the comparison took."""
+        """Return the report, and the maximum number of bytes that the comparison held on the device."""
         with simulated(**where) as there:
             return quanterr.compare(*files, device=name), there.peak
 
@@ -274,7 +274,7 @@ class TestRoom:
             quanterr.compare(*files, device=NAME)
             gc.collect()
 
-            assert there.used < 1 << 14  # tables that formats keep
+            assert there.used < 1 << 14  # formats keep some tables
 
 
 class TestChoice:

@@ -332,13 +332,13 @@ WILD = {
 
 class TestWildValues:
     @pytest.mark.parametrize(("x", "y"), WILD.values(), ids=WILD)
-    def test_wild_values_are_summed_correctly(self, x, y):
+    def test_values_of_extreme_magnitude_are_summed_correctly(self, x, y):
         sums = summed(x, y)
 
         assert_agrees(sums, x, y)
 
     @pytest.mark.parametrize(("x", "y"), WILD.values(), ids=WILD)
-    def test_wild_values_are_summed_exactly_on_request(self, x, y):
+    def test_values_of_extreme_magnitude_are_summed_exactly_on_request(self, x, y):
         sums = summed(x, y, wide=True)
 
         assert_agrees(sums, x, y, wide=True)
@@ -411,7 +411,7 @@ class TestZeros:
 
     @pytest.mark.parametrize("rows", [[0], [0, 5], [3, 4, 5, 6], range(8)])
     @pytest.mark.parametrize("side", ["original", "quantized", "both"])
-    def test_zeros_may_fill_rows(self, rows, side):
+    def test_rows_of_zeros_are_measured(self, rows, side):
         x = normal(8, 64)
         y = quantized(x, 4)
         if side != "quantized":
@@ -468,7 +468,7 @@ class TestSmall:
 
         assert Sums() == sums
 
-    def test_least_error_counts_only_different_elements(self, wide):
+    def test_smallest_error_counts_only_different_elements(self, wide):
         x = ones(2, 3)
         sums = summed(x, torch.tensor([[1.5, 1.25, 2.0], [3.0, 1.125, 1.5]]), wide=wide)
 
@@ -679,7 +679,7 @@ class TestZeroCodes:
         codes = codes.clone()
         codes.view(torch.uint8)[:, ::3] = 0
         if codes.dtype != torch.int8:
-            codes.view(torch.uint8)[:, 1::7] = 0x80  # minus zero
+            codes.view(torch.uint8)[:, 1::7] = 0x80  # minus zero is counted like zero
         x = normal(16, 64)
         x[2:4, ::5] = 0
         each = scale.view(-1, 1) if scale.dim() == 1 else scale

@@ -178,7 +178,7 @@ def values_of(levels):
 
 @pytest.mark.parametrize("levels", [*ALL_LEVELS, *OF_DTYPE.values()])
 class TestLevels:
-    def test_values_have_consecutive_numbers(self, levels):
+    def test_levels_are_numbered_consecutively(self, levels):
         values = values_of(levels)
         numbers = levels.numbers(values)
 

@@ -132,7 +132,7 @@ def multiply_in_order(matrix, x):
     """Return the product in float32, as a column of fused multiply-adds: rounded to odd in float64, then to nearest."""
     total = torch.zeros(len(matrix), x.shape[1])
     for k in range(len(x)):
-        product = matrix[:, k, None].double() * x[k].double()  # exact
+        product = matrix[:, k, None].double() * x[k].double()  # this product is exact in float64
         near = product + total
         rest = product - (near - (near - product)) + (total - (near - product))
         inexact = (rest != 0) & (near.view(torch.int64) & 1 == 0)
@@ -818,7 +818,7 @@ class TestSamples:
 
         first, *others = map(layers, HERE)
 
-        assert sum(one is not None for one in taken) >= 2 * len(HERE)  # of 3: torch looks at a few rows
+        assert sum(one is not None for one in taken) >= 2 * len(HERE)  # of 3 weights; torch looks at a few rows of each
         assert all(other == first for other in others)
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
         close = 2 * (cols + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of ``cols`` products, each rounded thrice

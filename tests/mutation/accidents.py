@@ -349,7 +349,7 @@ def wrong_layer(stored: Stored, weight: Weight) -> bool:
         if others is not weight and alike and others.parts.keys() == weight.parts.keys():
             for a, b in zip(own, there, strict=True):
                 a.data, b.data = b.data, a.data
-            stored.weights = []  # once
+            stored.weights = []  # so that no later call swaps them back
             return True
     return False
 

@@ -43,7 +43,7 @@ BROKEN_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "one expert twice": lambda x: x[[0, 1, 2, 3, 4, 5, 6, 2]],
     "one expert zero": lambda x: torch.cat((x[:-1], 0 * x[-1:])),
 }
-MOVED = [3, 0, 2, 1, 7, 6, 5, 4]  # experts in another order
+MOVED = [3, 0, 2, 1, 7, 6, 5, 4]  # the experts' new order
 SOUND_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "one expert of the other sign": lambda x: torch.cat((x[:-1], -x[:1])),
     "one expert in another order": lambda x: torch.cat((x[:-1], x[:1].flip(1))),

@@ -113,7 +113,7 @@ class Coded:
 
 
 def lost(x: Tensor, before: Coded, after: Coded) -> Loss:
-    """Return the loss of a weight after a change of its codes or scales.
+    """Return how many dB a weight loses by a change of its codes or scales.
 
     An element as near to its value as E4M3 is to any number has lost nothing, even if it was nearer before.
     """

@@ -58,7 +58,8 @@ EDITS: dict[str, tuple[dict[str, Any], ...]] = {
     "NF4": ({"bnb_4bit_quant_type": "fp4"}, {"load_in_4bit": False, "load_in_8bit": True}),
 }
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
-STRATEGIES = {"tensor": None, "channel": None, "group": 128, "block": None}  # and a group_size
+# strategy → the group_size that is declared with it
+STRATEGIES = {"tensor": None, "channel": None, "group": 128, "block": None}
 TARGETS = (["re:.*mlp.*"], ["Conv2d"], ["model.layers.7.mlp.up_proj"])
 OF_GROUPS = {"group_size": 64, "symmetric": True, "num_bits": 8, "type": "float"}
 MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}

@@ -37,10 +37,10 @@ CONFIG = originals.CONFIG | {
     "head_dim": 64,
 }
 OF_GROUP = "one group × 1.15"  # 64 columns, which need a scale of their own to be told from others
-ROUNDED = "rounded"  # not by a program: the nearest codes
+ROUNDED = "rounded"  # a file with the nearest codes, which no program wrote
 NIBBLES = 4 * torch.arange(8, dtype=torch.int32)
 OF_AWQ = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # places of columns 0 to 7 in a word
-ROUNDS = 16  # of least squares in turn, for factors of rows and of columns
+ROUNDS = 16  # rounds of least squares, which fit factors of rows and of columns in turn
 
 
 class Declared(NamedTuple):

@@ -34,18 +34,19 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACCIDENTS = "golden, accidents"
-DOUBTS = ("ambiguous_layout",)  # findings that some files were made to raise
-RIGHT = {  # findings that are right about a file
+DOUBTS = ("ambiguous_layout",)  # some files were made to raise these
+RIGHT = {  # golden file → the code of a finding that is correct about it
     "fp8_block/handmade_experts.safetensors": "scale_loss",  # codes by hand, which use a third of their range
     "fp8_tensor/degenerate_fp8.safetensors": "constant_weight",  # weights of zeros
     "int8_convrot/int8_formatless_convrot.safetensors": "undeclared_codes",  # labels without a format
     "int8_row/int8_formatless_convrot.safetensors": "undeclared_codes",
-    "nvfp4/modelopt_nvfp4_linear_lowfirst.safetensors": "undeclared_codes",  # no label at all
+    "nvfp4/modelopt_nvfp4_linear_lowfirst.safetensors": "undeclared_codes",  # codes without any label
     "onnx_linear/onnxruntime.onnx": "scale_loss",  # codes by hand, which use half of their range
 }
 UNSOUND = (
-    "int8_row/comfy_int8_rowwise.safetensors",  # cut: the columns are missing that most of its scales are made for
-    "int8_tensor/int8_legacy.safetensors",  # cut, too
+    # The file is cut: it lacks the columns that determined most of its scales.
+    "int8_row/comfy_int8_rowwise.safetensors",
+    "int8_tensor/int8_legacy.safetensors",  # cut in the same way
     "torchao_nvfp4/torchao_shapes.safetensors",  # without a scale of the tensor, torchao stores none below 2^-6
 )
 CHANGED = 1.0  # dB

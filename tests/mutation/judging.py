@@ -16,7 +16,7 @@ LAYER_DB, PART_DB = 1.0, 6.0  # losses that must be noticed
 PART = 64  # elements
 BEST_DB = 60.0  # no loss is counted above this SNR
 BROKEN = ("noticed", "slight", "info", "SILENT", "small", "by design")
-SOUND = ("clean", "told", "WARNED", "ERROR")  # "told" means an info
+SOUND = ("clean", "told", "WARNED", "ERROR")  # "told": there is an info, and nothing worse
 BAD = ("info", "SILENT", "WARNED", "ERROR")
 UNMAPPED = "CT INT4 experts"  # no loader maps the names of this layout: a finding reports that
 
@@ -75,7 +75,7 @@ def _most_lost(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], T
     for x_sq, e_sq in energies:
         signal, noise = part(x_sq), part(e_sq)
         shares.append((noise + 1e-300) / (signal + 1e-300))
-    least, most = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # more is lost of nothing
+    least, most = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # beyond these bounds, no loss is counted
     return float(10 * (shares[1].clamp(least, most) / shares[0].clamp(least, most)).log10().max())
 
 

@@ -141,7 +141,7 @@ def ct_int8(name: str, coded: Coded) -> dict[str, Tensor]:
 
 
 def ct_packed(name: str, coded: Coded) -> dict[str, Tensor]:
-    """Store 4-bit codes as compressed-tensors does: packed, and less the lowest code."""
+    """Store 4-bit codes as compressed-tensors does: the lowest code is subtracted, then they are packed."""
     found = {
         f"{name}_packed": _numbers(packing.dense((coded.matrix + 8).numpy(), 4)),
         f"{name}_scale": coded.stored.scale.bfloat16(),

@@ -60,7 +60,7 @@ class TestSignatures:
 
 
 def test_stub_for_editors_is_up_to_date():
-    """If not: python tests/make_stub.py."""
+    """If the stub differs, run python tests/make_stub.py."""
     assert make_stub.make_stub() == make_stub.STUB.read_text("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Every code of a weight is looked at: what each tensor is of its original, and where it is something else."""
+"""Every code of a weight is checked: how a tensor follows from its original, and where it does not."""
 
 import threading
 
@@ -19,7 +19,7 @@ ROWS, COLS = 96, 256
 IMATRIX = key("quantize.imatrix.file", TEXT, "imatrix.gguf")
 PLAIN = ("fp8_row", "int8_block64", "nvfp4", "mxfp8", "nf4", "int4_g32:asym")
 BLOCKS = ("gguf_q8_0", "gguf_q5_1", "gguf_q4_k")
-CODES_AT = {"gguf_q8_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16}  # in a block
+CODES_AT = {"gguf_q8_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16}  # bytes of a block before its codes
 BLOCK_BYTES = {"gguf_q8_0": 34, "gguf_q5_1": 24}
 
 
@@ -126,7 +126,7 @@ class TestScales:
 
         found = trace(weight, stored, None, recipe)
 
-        assert found.kind == "nearest"  # of which only scales could carry anything
+        assert found.kind == "nearest"  # only the scales may differ from what the recipe writes
         assert [41] == [place[0] for place in found.unlike_places]
         assert found.reason.startswith("fp8_row gives all values but")
 
@@ -149,7 +149,7 @@ class TestScales:
         assert found.kind == "not_shown"
         assert [41] == [place[0] for place in found.places]
 
-    def test_freedom_of_scales_is_stated(self):
+    def test_bits_in_scales_that_the_codes_leave_open_are_counted(self):
         weight = draw()
         stored = quantize(weight, "int8_row")
         scale = stored[f"{NAME}.weight_scale"]
@@ -249,7 +249,7 @@ class TestWhole:
 
         assert trace(weight, stored, None, "fp8_row").kind == "not_shown"
 
-    def test_large_weight_has_no_row_that_nobody_reads(self):
+    def test_every_row_of_a_large_weight_is_read(self):
         weight = draw(2048, 512)
         stored = quantize(weight, "int8_row")
         stored[f"{NAME}.weight"][1234, 5] ^= 1

@@ -54,7 +54,7 @@ def written(pair, tmp_path):
 
 
 class TestStatement:
-    def test_schema_describes_it(self, written):
+    def test_statement_follows_its_schema(self, written):
         schema, found = make_schema(), json.loads(written.read_text())
 
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -64,7 +64,7 @@ class TestStatement:
         assert {"exact": 2} == {kind: size["tensors"] for kind, size in found["predicate"]["classes"].items()}
         assert found["predicate"]["verdict"] == "shown"
 
-    def test_it_is_the_same_each_time(self, pair, written):
+    def test_statement_is_the_same_each_time(self, pair, written):
         assert written.read_text() == make_statement(pair[2]).to_json()
 
     def test_tensor_that_is_not_shown_decides_the_verdict(self, pair):
@@ -80,7 +80,7 @@ class TestStatement:
         assert make_statement(report).predicate.reasons == ["2 tensors not selected"]
 
     @pytest.mark.parametrize("change", [{"complete": False}, {"settings": {"every_code": False}}])
-    def test_other_reports_give_none(self, pair, change):
+    def test_reports_without_origin_give_no_statement(self, pair, change):
         report = pair[2]
         more = change if "complete" in change else {"settings": replace(report.settings, every_code=False)}
 
@@ -89,7 +89,7 @@ class TestStatement:
 
 
 class TestReading:
-    def test_it_can_be_read_again(self, pair, written):
+    def test_statement_can_be_read_back(self, pair, written):
         assert read_statement(written).predicate.tensors == pair[2].origin
 
     @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ class TestVerification:
 
 
 @pytest.mark.session
-def test_commands_write_and_verify_it(pair, tmp_path):
+def test_commands_write_and_verify_a_statement(pair, tmp_path):
     path = tmp_path / "origin.intoto.json"
     made = call("compare", *pair[:2], "--every-code", "-q", "-o", path)
     good = call("verify", path, pair[1], "--original", pair[0], "--again")

@@ -47,7 +47,7 @@ def umask(mask):
 
 @contextlib.contextmanager
 def largest_file(n_bytes):
-    """Let writing more than this to a file fail, as on a full disk."""
+    """Let writes beyond so many bytes of a file fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:

@@ -831,7 +831,7 @@ class TestManyLayers:
 
         assert found.startswith("39 of 10,145 tensors")
 
-    def test_last_row_can_be_reached(self, many):
+    def test_last_row_of_a_large_page_can_be_reached(self, many):
         many.run("document.getElementById('viewport').scrollTop = 1e9")
         many.wait("return document.querySelector('#rows tr[aria-rowindex=\"10146\"]')")
 

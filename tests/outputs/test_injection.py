@@ -247,7 +247,7 @@ def test_every_command_escapes_everything_hostile(hostile, compared, words):
     check_lines(done.stdout)
 
 
-def test_bug_traceback_is_only_text(hostile):
+def test_traceback_of_a_bug_is_only_text(hostile):
     before = (
         "import quanterr.comparison.run\n"
         "def broken(x, *a, **k): raise RuntimeError('\\n'.join(x.entries))\n"

@@ -170,7 +170,7 @@ class TestCsv:
 
         assert 1 == len(heads)
 
-    def test_csv_forgets_no_column(self, report):
+    def test_csv_has_a_column_for_every_field(self, report):
         entries = [item for key in items.LISTS for item in getattr(report, key)]
 
         assert {name for entry in entries for name in items.values(entry)} <= set(items.CSV_COLUMNS)
@@ -290,7 +290,7 @@ class TestMarkdown:
         assert ["quanterr:begin", "quanterr:end"] == document.comments
 
     @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
-    def test_name_stays_unchanged_and_in_its_cell(self, name):
+    def test_markdown_name_stays_unchanged_and_in_its_cell(self, name):
         table = f"| a | b |\n|---|---|\n| {markdown.format_code(name)} | `x` |\n"
 
         assert [display(name), "x"] == self.html(table).code

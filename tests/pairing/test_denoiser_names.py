@@ -13,7 +13,7 @@ from quanterr.pairing.converters.denoisers import families, find_held, naming_be
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-# diffusers' Chroma imports a class of FLUX from its old place.
+# diffusers' Chroma imports a class of FLUX from a deprecated module, which warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
 
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES  # noqa: E402
@@ -102,7 +102,7 @@ def with_own_prefix(name, names):
 def test_table_agrees_with_diffusers_converters(model):
     family, _, tensors, _ = model
     if family not in OF_TABLE:
-        assert all(name in tensors for name in load_folder(model))  # the same names
+        assert all(name in tensors for name in load_folder(model))  # both sides have diffusers' names
         return
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     expected = pieces_of(family, shapes, dict(FAMILIES[family][1]))

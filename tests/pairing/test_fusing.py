@@ -179,7 +179,7 @@ class TestExperts:
 
 
 class TestTransposed:
-    def test_transposed_original_is_turned(self, tmp_path):
+    def test_transposed_original_is_transposed_back(self, tmp_path):
         x = numbers(32, 96)
         codes, scale = quantized_fp8(x.T)
         quantized = {"h.0.attn.c_attn.weight": codes.contiguous(), "h.0.attn.c_attn.weight_scale": scale}
@@ -189,7 +189,7 @@ class TestTransposed:
         assert any("transposed" in text for text in report.layers[0].evidence)
 
     @pytest.mark.parametrize(("name", "turned"), [("h.0.attn.c_proj.weight", True), ("h.0.attn.o_proj.weight", False)])
-    def test_square_original_is_turned_only_where_its_name_allows_it(self, tmp_path, name, turned):
+    def test_square_original_is_transposed_only_where_its_name_allows_it(self, tmp_path, name, turned):
         x = numbers(64, 64)
         codes, scale = quantized_fp8(x.T)
         report = compared(tmp_path, {name: x}, {name: codes.contiguous(), f"{name}_scale": scale})
@@ -199,7 +199,7 @@ class TestTransposed:
         assert turned == any("no rectangular weight confirms it" in finding.message for finding in report.findings)
 
     @pytest.mark.parametrize("turned", [True, False])
-    def test_square_original_is_turned_only_if_the_others_are(self, tmp_path, turned):
+    def test_square_original_is_transposed_only_if_the_others_are(self, tmp_path, turned):
         square, long = numbers(64, 64), numbers(64, 192)
         stored = {"h.0.attn.c_attn.weight": (long.T if turned else long).contiguous()}
         stored["h.0.attn.c_proj.weight"] = square.T.contiguous()

@@ -112,7 +112,7 @@ class TestShapesThatDoNotShowTheOrder:
         assert "torch's order" in finding.message
         assert Status.INCONCLUSIVE == exit_status(report)
 
-    def test_kernels_that_all_have_torch_order_are_read_so(self, tmp_path):
+    def test_kernels_that_all_have_torch_order_are_read_in_that_order(self, tmp_path):
         """Some models of mlx-audio transpose kernels when they compute, so files hold torch's order."""
         x = LINEAR | PATCHES | CUBES
 

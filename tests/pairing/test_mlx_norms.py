@@ -72,7 +72,7 @@ def test_norms_as_in_the_original_are_wrong_for_step(tmp_path):
     assert (set(BLOCK), []) == findings(tmp_path, "step3p5", norms(BLOCK), (), EXPERTS)
 
 
-def test_step_has_its_norms_as_they_were_if_the_original_has_names_of_mlx(tmp_path):
+def test_norms_of_step_need_no_one_if_the_original_has_mlx_names(tmp_path):
     renamed = {"model.layers.0.mlp.switch_mlp.gate_proj.weight": numbers(4, 32, 32, seed=8)}
 
     assert (set(), []) == findings(tmp_path, "step3p5", norms(BLOCK), (), renamed)

@@ -160,7 +160,7 @@ BLOCKS = {f"model.layers.{n}.mlp.up_proj.weight": numbers(8, 32, seed=n) for n i
 class TestEmbeddingAndHeadUnderOtherPrefixes:
     @pytest.mark.parametrize(("x", "y"), [("", "language_model."), ("model.", ""), ("language_model.", ""), ("", "")])
     @pytest.mark.parametrize(("kept", "absent"), [(HEAD, EMBEDDING), (EMBEDDING, HEAD)], ids=["head", "embedding"])
-    def test_absent_one_is_only_in_the_original(self, tmp_path, x, y, kept, absent):
+    def test_weight_missing_from_the_quantized_side_is_listed_for_the_original(self, tmp_path, x, y, kept, absent):
         original, quantized = with_prefix(x, BLOCKS | HEAD | EMBEDDING), with_prefix(y, BLOCKS | kept)
         report = compared(tmp_path, original, quantized)
 
@@ -170,7 +170,7 @@ class TestEmbeddingAndHeadUnderOtherPrefixes:
 
     @pytest.mark.parametrize(("x", "y"), [("", "language_model."), ("language_model.", "")])
     @pytest.mark.parametrize("tied", [EMBEDDING, {"lm_head.weight": EMBEDDING["model.embed_tokens.weight"]}])
-    def test_one_of_two_equal_ones_stands_for_both(self, tmp_path, x, y, tied):
+    def test_one_of_two_equal_tensors_stands_for_both(self, tmp_path, x, y, tied):
         both = EMBEDDING | {"lm_head.weight": EMBEDDING["model.embed_tokens.weight"]}
         report = compared(tmp_path, with_prefix(x, BLOCKS | both), with_prefix(y, BLOCKS | tied))
 
@@ -697,7 +697,7 @@ class TestAnyTwoCheckpoints:
         x, y = checkpoint_of(original, mine, False), checkpoint_of(quantized, yours, marker)
         try:
             report = compared(tmp_path, x, y, layers=layers)
-        except UsageError:  # the pattern matches nothing
+        except UsageError:  # no layer matches the pattern
             return
         for tensors, coverage in ((x, report.coverage.original), (y, report.coverage.quantized)):
             sizes = coverage.values()

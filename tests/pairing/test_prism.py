@@ -75,7 +75,7 @@ def test_rotation_is_undone(mode, tmp_path):
     assert layer.snr_db > 4
 
 
-def test_type_without_a_declared_rotation_is_told(tmp_path):
+def test_type_without_a_declared_rotation_is_reported(tmp_path):
     """Such files load in the fork and compute nonsense."""
     original, quantized, _ = make_pair(tmp_path, [])
     report = quanterr.compare(original, quantized, device="cpu")
@@ -99,7 +99,7 @@ def test_type_without_a_declared_rotation_is_told(tmp_path):
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_declaration_that_is_not_understood_is_an_error(changed, tmp_path):
+def test_unsupported_declaration_is_an_error(changed, tmp_path):
     original, quantized, _ = make_pair(tmp_path, declare(**changed))
 
     with pytest.raises(CheckpointError, match=rf"y\.gguf: key prism\.hadamard\.{next(iter(changed))} is "):

@@ -1,4 +1,4 @@
-"""Each view of the original can be undone in a quantized weight of the same shape."""
+"""For each view through which the original is read, a quantized weight can be read through its inverse."""
 
 import pytest
 import torch

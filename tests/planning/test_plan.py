@@ -146,7 +146,7 @@ class TestChoice:
             assert plan(original, max_kld=new_plan.cost, **chosen).bytes <= new_plan.bytes
 
     def test_bits_include_a_recipe_that_slightly_exceeds_its_name(self, original):
-        """A recipe whose scales take slightly more than its name suggests fits a budget of that many bits."""
+        """A recipe fits a budget of the bits in its name, although its scales take slightly more."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
         exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
         for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
@@ -457,7 +457,7 @@ class TestExports:
     def test_all_recipes_that_a_program_writes_can_be_exported(self, original, consumer):
         new_plan = plan(original, bits=9, to=list_writable(consumer), device="cpu")
         for layer, recipe in zip(new_plan.layers, cycle(list_writable(consumer)), strict=False):
-            layer.recipe = recipe  # try all of them, not the best ones
+            layer.recipe = recipe  # so that all recipes are exported, not only the best ones
 
         assert export_plan(new_plan, consumer)
 

@@ -78,7 +78,7 @@ def test_library_session_runs(model, tmp_path):
     assert (tmp_path / "report.json").exists()
 
 
-def test_own_metric_runs_over_the_pairs(model, tmp_path):
+def test_user_metric_runs_over_the_pairs(model, tmp_path):
     run("quantize.py", model, tmp_path / "q.safetensors", "--to", "int8_row")
     done = run("own_metric.py", model, tmp_path / "q.safetensors")
 

@@ -81,8 +81,8 @@ def test_imports_point_downwards():
     assert [] == upwards
 
 
-def test_documents_name_what_shows_them_in_one_place():
-    """It is the one that Result explains: no other may hide in a name that is imported on use."""
+def test_documents_name_modules_of_views_and_outputs_in_one_place():
+    """Result's docstring explains the only cycle; no other cycle may hide in a name that is imported on use."""
     found = [
         (module, node.value)
         for module in MODULES
@@ -95,7 +95,7 @@ def test_documents_name_what_shows_them_in_one_place():
 
 
 def test_evaluation_is_imported_by_commands_alone():
-    """It is a neighbour: rooms that compare, judge and show know nothing of it, only its documents."""
+    """Packages that compare, judge and show import nothing from evaluation/ but its documents."""
     users = {module for module in MODULES for name in imported(module) if room(name) == "evaluation"}
 
     assert {"cli", "dequantization", "evaluation", "lm_eval", "planning"} == {room(module) for module in users}
@@ -116,7 +116,7 @@ def test_evaluation_uses_no_private_names_of_others():
     assert [] == private
 
 
-def test_no_imports_form_a_circle():
+def test_imports_form_no_cycle():
     """Imports for types and within functions count, too."""
     left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}
     while leaves := {module for module, others in left.items() if not others & left.keys()}:
@@ -125,7 +125,7 @@ def test_no_imports_form_a_circle():
     assert {} == left
 
 
-def test_torch_is_imported_by_what_computes_with_it():
+def test_torch_is_imported_only_by_modules_that_compute_with_it():
     """All other modules take it from lazy_torch, and use none of its names while they are imported."""
     modules = [module for module in sorted(MODULES) if room(module) not in COMPUTING | {"__main__"}]
     modules.remove("quanterr.kernel.triton_sums")  # Triton comes with torch for GPUs

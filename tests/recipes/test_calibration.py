@@ -36,7 +36,7 @@ def test_search_minimizes_the_weighted_error(files, recipe):
     assert weighed.weighted_snr_db > plain.snr_db
 
 
-def test_best_among_twenty_scales_has_the_least_weighted_error(files):
+def test_best_among_twenty_scales_has_the_smallest_weighted_error(files):
     x, means, *_ = files
     groups, weights, least = x.view(96, 8, 32), means.view(8, 32), torch.full((96, 8), torch.inf)
     for ratio in RATIOS:

@@ -429,7 +429,7 @@ class TestSweep:
 
         mine, row, *_ = sorted(ranking.candidates, key=lambda candidate: -candidate.snr_db)
         assert {"mine.safetensors", "int8_row"} == {mine.name, row.name}
-        assert abs(mine.snr_db - row.snr_db) < 0.2  # one is rounded to bfloat16
+        assert abs(mine.snr_db - row.snr_db) < 0.2  # one of the two is rounded to bfloat16
 
     def test_sweep_quantizes_only_selected_weights_and_reports_the_rest(self, tmp_path):
         path = store(

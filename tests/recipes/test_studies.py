@@ -83,7 +83,7 @@ def test_bandwidth_bounds_tokens_per_second_for_each_recipe(original, tmp_path):
     for name, candidate in candidates.items():
         assert (
             pytest.approx(9e11 / (sizes[name] + 512), rel=1e-9) == candidate["tokens_per_second"]
-        )  # including the norm
+        )  # 512 bytes for the norm
     ranking = quanterr.sweep(original[0], ["int8_row", "int4_g32"], hardware="900GB/s", device="cpu")
     assert {c.name: c.tokens_per_second for c in ranking.candidates} == {
         name: candidate["tokens_per_second"] for name, candidate in candidates.items()

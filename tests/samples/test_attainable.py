@@ -70,7 +70,7 @@ class TestOneWeight:
         assert layer.excess_db == pytest.approx(expected - layer.snr_db, abs=1e-4)
         assert layer.off_code_pct == pytest.approx(100 * float(((noisy - codes.int()).abs() > 1).double().mean()))
 
-    def test_negative_scales_with_matching_codes_are_sound(self, tmp_path, x):
+    def test_negative_scales_with_matching_codes_are_accepted(self, tmp_path, x):
         codes, unit = by_row(x)
         signs = torch.where(torch.arange(64)[:, None] % 2 == 0, 1, -1)
         right = report_of(tmp_path, x, codes * signs.to(torch.int8), unit * signs)
@@ -246,7 +246,7 @@ class TestCleared:
         ids=["ternary", "constant", "heavy tails", "sparse", "tiny", "huge", "outlier column"],
     )
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-    def test_unusual_but_sound_weight_passes(self, tmp_path, x, make, bits):
+    def test_unusual_but_correct_weight_passes(self, tmp_path, x, make, bits):
         unusual = make(x)
         report = report_of(tmp_path, unusual, *by_row(unusual, bits))
 

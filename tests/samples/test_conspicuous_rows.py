@@ -1,4 +1,4 @@
-"""Groups, tiles and rows outside the sample that stand out in the one pass over a weight are examined."""
+"""Groups, tiles and rows outside the sample are examined if their errors are unusually large."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def by_tile(x, change=lambda scales: None):
 
 @pytest.mark.parametrize("store", [by_group, by_tile])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_sound_weight_raises_no_finding(tmp_path, monkeypatch, original, store, kernel):
+def test_correct_weight_raises_no_finding(tmp_path, monkeypatch, original, store, kernel):
     monkeypatch.setenv("QUANTERR_KERNEL", kernel)
 
     assert {} == findings_by_code(tmp_path, original, store(original))
@@ -132,7 +132,7 @@ def test_equal_zero_points_in_a_row_do_not_hide_wide_scales(tmp_path, original, 
     finding = findings_by_code(tmp_path, original, by_range(original, ROW, times))["scale_loss"]
 
     assert "4 groups of 128, the worst at row 333" in finding.message
-    assert finding.evidence["scale_ratio"] == pytest.approx(times, rel=2**-8)  # BF16
+    assert finding.evidence["scale_ratio"] == pytest.approx(times, rel=2**-8)  # scales are rounded to BF16
 
 
 @pytest.mark.parametrize("times", [1.3, 1.6])

@@ -1,4 +1,4 @@
-"""A model of which most is not quantized, and what may happen to that on the way to another dtype."""
+"""A model with mostly unquantized tensors, and damage that a cast to another dtype may do to them."""
 
 from itertools import product
 

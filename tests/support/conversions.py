@@ -86,12 +86,12 @@ def read_conversion(name: str) -> Conversion:
 
 @cache
 def read_golden(converter: str) -> dict[str, dict[str, Any]]:
-    """Return all that is known of a converter, by name of the original."""
+    """Return all golden conversions of a converter, by name of the original."""
     return json.loads(lzma.decompress((GOLDEN / f"{converter}.json.xz").read_bytes()))
 
 
 def write_golden(converter: str, documents: dict[str, dict[str, Any]]) -> None:
-    """Write what is known of a converter."""
+    """Write all golden conversions of a converter."""
     data = json.dumps(dict(sorted(documents.items())), separators=(",", ":")).encode()
     (GOLDEN / f"{converter}.json.xz").write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
 
@@ -248,7 +248,7 @@ def _write_gguf(conversion: Conversion, stored: dict[str, np.ndarray], path: Pat
 
     writer = gguf.GGUFWriter(path, conversion.keys["general.architecture"])
     for key, value in conversion.keys.items():
-        if key != "general.architecture":  # the writer adds it
+        if key != "general.architecture":  # the writer adds this key itself
             writer.add_key_value(key, value, *_gguf_types(value))
     read = {}
     for name, x in stored.items():

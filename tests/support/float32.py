@@ -5,7 +5,7 @@ from math import sqrt
 ROUNDINGS = 4096  # on the way to an output of a small model: some 60 products of some 60 terms, one after the other
 
 
-# How far an output may be off, relatively to its norm, if it is computed twice in another order: roundings of 2^-24 add
+# How far an output may differ, relative to its norm, if it is computed twice in another order: roundings of 2^-24 add
 # up at random on both sides.
 OF_OUTPUT = sqrt(2) * 2**-24 * sqrt(ROUNDINGS)
 

@@ -46,9 +46,9 @@ def tolerance_of(case):
 
 
 def agree(case, values, actual):
-    """Return True if the values are the producer's, within what the origin allows: by default to the bit."""
+    """Return True if the values equal the producer's, to the bit or within the tolerance that the origin names."""
     if tolerance := tolerance_of(case):
         return bool(((values - actual).abs() <= tolerance * values.abs().max()).all())
-    if "zeros" in origin_of(case):  # the producer knows no negative zero
+    if "zeros" in origin_of(case):  # the producer stores no negative zero
         actual = actual + 0.0
     return same_bits(values, actual)

@@ -1,4 +1,4 @@
-"""Integer layouts written with numpy alone, bit by bit, as their specifications tell: what readers are held against."""
+"""Integer layouts, packed bit by bit with numpy as their specifications say; readers are compared with these."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Synthetic reports for tests: what rules and diffs see of a report with these layers."""
+"""Synthetic reports for tests, with the fields that rules and diffs read."""
 
 from math import isfinite
 from types import SimpleNamespace

@@ -62,7 +62,7 @@ class Model:
     lossless: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     changed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # 1-D
     missing: list[tuple[str, tuple[int, ...], str, str]] = field(default_factory=list)  # name, shape, bucket, reason
-    floor: float | None = None  # limit of a gate on the SNR of each layer
+    floor: float | None = None  # the lower limit of a gate on each layer's SNR
 
 
 def small(bad: bool = True) -> Model:

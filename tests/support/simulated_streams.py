@@ -14,11 +14,11 @@ from collections import deque
 import torch
 
 LOCK = threading.RLock()
-hazards: list[str] = []  # hazards found where nothing can be raised
+hazards: list[str] = []  # hazards that a destructor found, which cannot raise them
 
 
 class HazardError(AssertionError):
-    """The result would be a matter of luck on a real device."""
+    """On a real device, the result would depend on timing."""
 
 
 class Stream:

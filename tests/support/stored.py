@@ -1,4 +1,4 @@
-"""Checkpoints for tests: whole ones, ones written byte by byte, a quantized pair; and who may read them."""
+"""Checkpoints for tests: complete ones, ones written byte by byte, a quantized pair; and how to give up rights."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Casts of unquantized tensors: every sound cast is recognized, in every dtype and magnitude, and damage never is."""
+"""Casts of unquantized tensors: correct ones are recognized in every dtype and magnitude, and damage never is."""
 
 from itertools import product
 

@@ -40,7 +40,7 @@ class Scaled(torch.Tensor):
 
 
 class Opaque(Scaled):
-    """A class that does not give its values."""
+    """A tensor class whose values cannot be read."""
 
     dequantize = torch.Tensor.dequantize
 

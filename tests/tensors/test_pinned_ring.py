@@ -48,7 +48,7 @@ def expected(first=0, stop=N):
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, N), (3, 4), (5, 69), (7, 72), (N, N)])
-def test_bytes_arrive_in_order(there, entry, first, stop):
+def test_bytes_reach_the_device_in_order(there, entry, first, stop):
     with own_stream(there):
         assert expected(first, stop) == Workspace(there).read("x", entry, first, (stop - first,)).tolist()
 

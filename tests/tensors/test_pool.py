@@ -12,7 +12,7 @@ from quanterr.tensors.pool import map_in_threads
 
 def test_results_come_in_the_order_of_the_tasks():
     def work(task, _):
-        time.sleep(0.002 * (7 - task) if task < 7 else 0)  # earlier tasks take longer
+        time.sleep(0.002 * (7 - task) if task < 7 else 0)  # so that tasks finish in the opposite order
         return task
 
     with map_in_threads(work, range(50), [None] * 3) as results:
@@ -71,7 +71,7 @@ def test_endless_tasks_are_begun_as_their_results_are_taken():
     assert 20 <= len(begun) <= 24
 
 
-def test_nothing_is_begun_after_the_context():
+def test_no_task_is_begun_after_the_context():
     begun, ended = [], []
 
     def work(task, _):

@@ -12,7 +12,7 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
         ({}, Process(0, 1, 0, 1)),
         ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, Process(2, 4, 0, 2)),
         (SLURM | {"MASTER_ADDR": "node0"}, Process(3, 8, 1, 1)),
-        (SLURM, Process(0, 1, 0, 1)),  # a batch script, or a run that is not meant to meet others
+        (SLURM, Process(0, 1, 0, 1)),  # a batch script, or a run that shares no work with other processes
         (SLURM | {"MASTER_ADDR": "node0", "RANK": "0", "WORLD_SIZE": "2"}, Process(0, 2, 0, 1)),
     ],
 )

@@ -26,7 +26,7 @@ def test_layers_stored_as_in_the_original_are_not_to_be_kept(tmp_path):
     assert [] == [line for line in summarize(report) if "kept" in line or "Keeping" in line]
 
 
-def test_quantized_layer_among_them_may_be_kept(tmp_path):
+def test_quantized_layer_among_unquantized_ones_may_be_kept(tmp_path):
     x, y = trained_on(0.0)
     x["lm_head.weight"] = y["lm_head.weight"] = numbers(512, 512)
     y[NAMES[0]], y[f"{NAMES[0]}_scale"] = quantized_int8(x[NAMES[0]])
@@ -60,7 +60,7 @@ def test_scales_that_would_allow_more_are_the_action(tmp_path):
     assert not any("Keeping" in line or "its scales allow" in line for line in said)
 
 
-def test_evidence_is_said_once_for_names_that_differ_in_their_block(tmp_path):
+def test_evidence_is_stated_once_for_names_that_differ_in_their_block(tmp_path):
     x = {name: numbers(64, 64, seed=n) for n, name in enumerate(NAMES)}
     y = {}
     for name, w in x.items():
@@ -72,7 +72,7 @@ def test_evidence_is_said_once_for_names_that_differ_in_their_block(tmp_path):
     assert all(line.endswith(f"(and {len(NAMES) - 1} alike)") for line in lines)
 
 
-def test_doubt_names_the_candidate_that_it_is_about(tmp_path):
+def test_doubt_names_its_candidate(tmp_path):
     x = {name: numbers(64, 64, seed=n) for n, name in enumerate(NAMES)}
     codes = {}
     for name, w in x.items():
