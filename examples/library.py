@@ -50,8 +50,8 @@ def measure_tensors() -> None:
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
     scale = x.abs().amax(dim=1, keepdim=True) / 127
     y = (x / scale).round() * scale
-    found = quanterr.measure(x, y)
-    print(f"\nnormal weights, INT8 by rows: {found['snr_db']:.2f} dB")
+    metrics = quanterr.measure(x, y)
+    print(f"\nnormal weights, INT8 by rows: {metrics['snr_db']:.2f} dB")
     print(f"a full-scale sine in 8 bits:  {quanterr.theoretical_sqnr(8):.2f} dB")
 
 

@@ -20,8 +20,8 @@ def find_worst_column(x: torch.Tensor, y: torch.Tensor) -> float:
 def main() -> None:
     """Measure every matrix, and print the worst ten."""
     pairs = quanterr.iterate_pairs(sys.argv[1], sys.argv[2])
-    found = {name: find_worst_column(x, y) for name, x, y in pairs if x.dim() == 2}
-    for name, cosine in sorted(found.items(), key=lambda item: item[1])[:10]:
+    smallest_cosines = {name: find_worst_column(x, y) for name, x, y in pairs if x.dim() == 2}
+    for name, cosine in sorted(smallest_cosines.items(), key=lambda item: item[1])[:10]:
         print(f"{cosine:.6f}  {name}")
 
 

@@ -64,7 +64,7 @@ def write_quantized(source: Path, target: Path, recipe: str, layers: Iterable[st
     with open_checkpoint(source) as original:
         chosen, _ = choose_weights(original, LayerSelection(layers))
         made, left = mix_recipes(original, dict.fromkeys(chosen, made_by), recipe)
-        done = [name for name in chosen if name not in {one.name for one in left}]
+        done = [name for name in chosen if name not in {name.name for name in left}]
         if not done:
             raise UsageError(f"{source}: nothing to quantize (matrices of floats called *.weight)")
         head, ordered = make_layout(made.entries)

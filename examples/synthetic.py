@@ -85,9 +85,9 @@ def check(report: Report, known: dict[str, float]) -> bool:
     good = report.verdict == "pass" and reported.keys() == known.keys()
     print(f"{'layer':40} {'reported dB':>14} {'known dB':>14}")
     for name, expected in known.items():
-        found = reported.get(name)
-        same = found is not None and abs(found - expected) <= TOLERANCE * abs(expected)
-        shown = "missing" if found is None else f"{found:.9f}"
+        snr_db = reported.get(name)
+        same = snr_db is not None and abs(snr_db - expected) <= TOLERANCE * abs(expected)
+        shown = "missing" if snr_db is None else f"{snr_db:.9f}"
         print(f"{name:40} {shown:>14} {expected:14.9f}{'' if same else '  DIFFERS'}")
         good &= same
     return good

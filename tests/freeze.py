@@ -66,7 +66,7 @@ def _begin() -> None:
 
 def collect_documents(job: str) -> list[Any]:
     """Return the documents of all comparisons and inspections in a job."""
-    found: list[Any] = []
+    documents: list[Any] = []
     compare, inspect = quanterr.compare, quanterr.inspect
 
     def keep(make: Any) -> Any:
@@ -74,10 +74,10 @@ def collect_documents(job: str) -> list[Any]:
             try:
                 document = make(*arguments, **options)
             except Exception as error:
-                found.append(TEMPORARY.sub("", f"{type(error).__name__}: {error}".replace(HERE, ".")))
+                documents.append(TEMPORARY.sub("", f"{type(error).__name__}: {error}".replace(HERE, ".")))
                 raise
             read = json.loads(TEMPORARY.sub("", document.to_json().replace(HERE, ".")))
-            found.append({key: value for key, value in read.items() if key not in CHANGING})
+            documents.append({key: value for key, value in read.items() if key not in CHANGING})
             return document
 
         return call
@@ -87,7 +87,7 @@ def collect_documents(job: str) -> list[Any]:
         run(job)
     finally:
         quanterr.compare, quanterr.inspect = compare, inspect
-    return found
+    return documents
 
 
 def read_reports(file: Path) -> dict[str, list[Any]]:

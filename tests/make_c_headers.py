@@ -36,7 +36,9 @@ def list_blocks() -> dict[str, Block]:
 def make_enums() -> str:
     """Return the contents of enums.h."""
     every = (CodeKind, ElementType, Order, Packing, SampleState, Zeros)
-    lines = [line for one in every for line in break_lines(f"enum {one.__name__} {{ {', '.join(one.__members__)} }};")]
+    lines = [
+        line for enum in every for line in break_lines(f"enum {enum.__name__} {{ {', '.join(enum.__members__)} }};")
+    ]
     return "\n".join([MADE, *lines]) + "\n"
 
 
@@ -66,7 +68,7 @@ def write_struct(struct: ctypes.Structure, names: dict[int, str]) -> str:
     for field, kind in struct._fields_:
         value = getattr(struct, field)
         if isinstance(value, ctypes.Array):
-            given = [write_struct(one, names) for one in value if one.at]
+            given = [write_struct(item, names) for item in value if item.at]
             parts += [f".{field} = {{{', '.join(given)}}}"] if given else []
         elif value:
             parts.append(f".{field} = {names[value] if kind is ctypes.c_void_p else repr_in_c(value)}")

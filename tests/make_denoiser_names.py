@@ -145,7 +145,7 @@ def pieces_of(family, shapes, config):
     for name, shape in bare.items():
         labels[prefix + name] = torch.arange(len(owners), len(owners) + shape[0])[:, None]
         owners += [(name, row) for row in range(shape[0])]
-    found = {name: [] for name in bare}
+    pieces_by_name = {name: [] for name in bare}
     convert = (
         SINGLE_FILE_LOADABLE_CLASSES[family]["checkpoint_mapping_fn"] if family not in FAMILIES else converter(family)
     )
@@ -158,33 +158,33 @@ def pieces_of(family, shapes, config):
         assert len({len(run) for run in runs}) == 1, parameter  # parts of one parameter are equal
         for part, run in enumerate(runs):
             piece = Piece(run[0][1], len(run), parameter, part if len(runs) > 1 else None)
-            found[run[0][0]].append(piece)
-    for name, pieces in found.items():
+            pieces_by_name[run[0][0]].append(piece)
+    for name, pieces in pieces_by_name.items():
         pieces.sort()
         ends = [piece.first + piece.n for piece in pieces]
         assert [piece.first for piece in pieces] == [0, *ends][: len(pieces)], name
         assert not pieces or ends[-1] == bare[name][0], name
-    return found
+    return pieces_by_name
 
 
 def flat_names(family, shapes, config):
     """Return the convolutions with a kernel of 1 × 1 that the converter of a VAE turns into matrices."""
     stored = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     held = pieces_of(family, shapes, config)
-    found = SINGLE_FILE_LOADABLE_CLASSES[family]["checkpoint_mapping_fn"](checkpoint=dict(stored), config=config)
-    return {name for name, pieces in held.items() if any(found[p.name].ndim < stored[name].ndim for p in pieces)}
+    converted = SINGLE_FILE_LOADABLE_CLASSES[family]["checkpoint_mapping_fn"](checkpoint=dict(stored), config=config)
+    return {name for name, pieces in held.items() if any(converted[p.name].ndim < stored[name].ndim for p in pieces)}
 
 
 def widened(shapes, block):
     """Give every numbered block the tensors of all of them, and the number of blocks of NUMBERS."""
-    found = {}
+    tensors = {}
     for name, shape in shapes.items():
         match = block.search(name)
         for number in NUMBERS[: 2 if "refiner." in name else 3] if match else ():
-            found.setdefault(f"{name[: match.start(1)]}{number}{name[match.end(1) :]}", shape)
+            tensors.setdefault(f"{name[: match.start(1)]}{number}{name[match.end(1) :]}", shape)
         if not match:
-            found[name] = shape
-    return found
+            tensors[name] = shape
+    return tensors
 
 
 def rows_of(family, shapes, config, block):
@@ -192,7 +192,7 @@ def rows_of(family, shapes, config, block):
 
     Also return the stored names whose pieces have different sizes.
     """
-    found, unequal = {}, set()
+    names, unequal = {}, set()
     for name, pieces in pieces_of(family, widened(shapes, block), config).items():
         match, number = block.search(name), ""
         key = name
@@ -201,10 +201,10 @@ def rows_of(family, shapes, config, block):
         held = [_with_star(str(piece), block, number) for piece in pieces]
         if len({piece.n for piece in pieces}) > 1:
             unequal.add(key)
-        if found.setdefault(key, held) != held and held:
+        if names.setdefault(key, held) != held and held:
             assert int(number) == NUMBERS[-1], name  # only the last block is special
-            found[key.replace("*", "$")] = held
-    return found, unequal
+            names[key.replace("*", "$")] = held
+    return names, unequal
 
 
 def _with_star(name, block, number):
@@ -218,16 +218,16 @@ def _with_star(name, block, number):
 
 def without_kinds(rows):
     """Leave out .weight and .bias where a tensor and its pieces have the same one, and names that stay as they are."""
-    stems, found = {}, {}
+    stems, names = {}, {}
     for name, pieces in rows.items():
         stem, _, kind = name.rpartition(".")
         same = [re.sub(rf"\.{kind}(?=:|$)", "", piece) for piece in pieces]
         if kind in ("weight", "bias") and all(piece != bare for piece, bare in zip(pieces, same, strict=True)):
             assert stems.setdefault(stem, same) == same, name
-            found[stem] = same
+            names[stem] = same
         else:
-            found[name] = pieces
-    return {name: pieces for name, pieces in found.items() if pieces != [name]}
+            names[name] = pieces
+    return {name: pieces for name, pieces in names.items() if pieces != [name]}
 
 
 def document():
@@ -238,9 +238,9 @@ def document():
         for family, config, make in models:
             config = config or FAMILIES[family][1]
             block = UNET_BLOCK if title == "Stable Diffusion" else BLOCK
-            found, unequal = rows_of(family, make(), dict(config), block)
-            assert all(rows.get(name, pieces) == pieces for name, pieces in found.items()), family
-            rows |= found
+            names, unequal = rows_of(family, make(), dict(config), block)
+            assert all(rows.get(name, pieces) == pieces for name, pieces in names.items()), family
+            rows |= names
             parts |= unequal
             if family.startswith("Autoencoder"):
                 flat |= flat_names(family, make(), dict(config))

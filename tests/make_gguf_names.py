@@ -27,8 +27,8 @@ def document() -> str:
         of_blocks = TensorNameMap.block_mappings_cfg | TensorNameMap.arch_block_mappings_cfg.get(architecture, {})
         rules = [*TensorNameMap.mappings_cfg.items(), *of_blocks.items()]
         wanted = [row(tensor, names) for tensor, names in rules if tensor in MODEL_TENSORS[architecture]]
-        rows += [found for found in wanted if found not in rows]
-        architectures[name] = [rows.index(found) for found in wanted]
+        rows += [line for line in wanted if line not in rows]
+        architectures[name] = [rows.index(line) for line in wanted]
     lines = [f'"source": {json.dumps(SOURCE)},']
     lines += ['"tensors": [', ",\n".join(map(json.dumps, rows)), "],"]
     lines += ['"architectures": {', ",\n".join(f'"{name}": {of}' for name, of in architectures.items()), "}"]

@@ -112,8 +112,8 @@ def presets() -> str:
     rows = ["| preset | for | each layer | the model | codes of each layer |", "|---|---|---|---|---|"]
     for name, path in PRESETS.items():
         what = path.read_text().removeprefix("# ").partition(":")[0]
-        each, model, codes, _ = (f"`{rule.condition.text}`" for rule in read_rules(name))
-        rows.append(f"| `{name}` | {what} | {each} | {model} | {codes} |")
+        layer_rule, model, codes, _ = (f"`{rule.condition.text}`" for rule in read_rules(name))
+        rows.append(f"| `{name}` | {what} | {layer_rule} | {model} | {codes} |")
     return "\n".join(rows)
 
 
@@ -136,7 +136,7 @@ def loading() -> str:
 
     from quanterr.findings.runtimes.judging import RUNTIMES
 
-    versions = {one.name: one.version for one in RUNTIMES}
+    versions = {runtime.name: runtime.version for runtime in RUNTIMES}
     titles = [f"{name} {versions[name].rpartition(' ')[2]}" for name in SHOWN]
     rows = [f"| format | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
     for names, answers in list_rows():

@@ -70,13 +70,13 @@ def of_document(kind: str, document: Callable[[], object], outputs: tuple, show:
     def of_terminal(width: int, color: str, verbose: bool = True) -> str:
         return terminal(lambda to: show(document(), to, verbose), width, color)
 
-    found: dict[str, Callable[[], str]] = {
+    snapshots: dict[str, Callable[[], str]] = {
         f"{kind}{output.suffix}": partial(rendered, document, outputs, output.name) for output in outputs
     }
-    found[f"{kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
-    found[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
-    found[f"{kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
-    return found
+    snapshots[f"{kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
+    snapshots[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
+    snapshots[f"{kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
+    return snapshots
 
 
 def show_view(document: object, to: Console, verbose: bool = True) -> None:

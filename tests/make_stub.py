@@ -38,21 +38,25 @@ def make_stub() -> str:
 def write_function(function: Any, imports: set[str]) -> str:
     """Return a function as source, with the annotations as they are written, and add what they need to the imports."""
     name, module = function.__name__, function.__module__
-    (node,) = (one for one in read(module).body if isinstance(one, ast.FunctionDef) and one.name == name)
+    (node,) = (
+        statement
+        for statement in read(module).body
+        if isinstance(statement, ast.FunctionDef) and statement.name == name
+    )
     arguments = node.args
     arguments.kwarg = None
-    own = {one.arg: (one.annotation, module) for one in (*arguments.args, *arguments.kwonlyargs)}
+    annotations = {argument.arg: (argument.annotation, module) for argument in (*arguments.args, *arguments.kwonlyargs)}
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in own:
-            own[parameter.name] = find_annotation(parameter.name, function.options), options.__name__
-            arguments.kwonlyargs.append(ast.arg(parameter.name, own[parameter.name][0]))
+        if parameter.name not in annotations:
+            annotations[parameter.name] = find_annotation(parameter.name, function.options), options.__name__
+            arguments.kwonlyargs.append(ast.arg(parameter.name, annotations[parameter.name][0]))
             arguments.kw_defaults.append(ast.Constant(parameter.default))
     for name, option in options.list_options(function.options).items():  # their long names are accepted, too
-        if (other := keywords.long_name(name, option)) not in own and not iskeyword(other):
-            own[other] = own[name]
-            arguments.kwonlyargs.append(ast.arg(other, own[name][0]))
+        if (other := keywords.long_name(name, option)) not in annotations and not iskeyword(other):
+            annotations[other] = annotations[name]
+            arguments.kwonlyargs.append(ast.arg(other, annotations[name][0]))
             arguments.kw_defaults.append(ast.Constant(inspect.signature(function).parameters[name].default))
-    for annotation, place in [*own.values(), (node.returns, module)]:
+    for annotation, place in [*annotations.values(), (node.returns, module)]:
         imports |= list_imports(annotation, place)
     docstring = inspect.getdoc(function)
     node.body, node.decorator_list = [ast.Expr(ast.Constant(docstring)), ast.Expr(ast.Constant(...))], []
@@ -61,7 +65,11 @@ def write_function(function: Any, imports: set[str]) -> str:
 
 def find_annotation(field: str, kind: type) -> ast.expr:
     """Return the annotation of a dataclass's field without its option."""
-    bodies = {one.name: one.body for one in read(options.__name__).body if isinstance(one, ast.ClassDef)}
+    bodies = {
+        statement.name: statement.body
+        for statement in read(options.__name__).body
+        if isinstance(statement, ast.ClassDef)
+    }
     annotation = next(
         line.annotation
         for base in kind.__mro__
@@ -73,17 +81,19 @@ def find_annotation(field: str, kind: type) -> ast.expr:
 
 def list_imports(annotation: ast.AST, module: str) -> set[str]:
     """Return the imports that an annotation of a module needs."""
-    found = set()
+    imports = set()
     for node in ast.walk(annotation):
         if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
-            found.add(find_import(node.id, module))
-    return found
+            imports.add(find_import(node.id, module))
+    return imports
 
 
 def find_import(name: str, module: str) -> str:
     """Return the import of a name that a module imports or defines."""
     for node in ast.walk(read(module)):
-        if isinstance(node, ast.Import | ast.ImportFrom) and name in {one.asname or one.name for one in node.names}:
+        if isinstance(node, ast.Import | ast.ImportFrom) and name in {
+            alias.asname or alias.name for alias in node.names
+        }:
             return f"import {name}" if isinstance(node, ast.Import) else f"from {node.module} import {name}"
     return f"from {module} import {name}"
 

@@ -38,14 +38,18 @@ def install(name: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    torch = next(one for one in project["dependencies"] if one.startswith("torch"))
+    torch = next(dependency for dependency in project["dependencies"] if dependency.startswith("torch"))
     subprocess.run([*pip, "uv", torch.replace(">=", "==") if name == "lowest" else torch], check=True)
-    found = subprocess.run(
+    requirements = subprocess.run(
         [folder / "bin/uv", "pip", "compile", "-q", "--no-header", "--no-annotate", "--extra", "dev",
          "--resolution", VERSIONS[name], "--python", python, ROOT / "pyproject.toml"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    others = [one for one in found.split() if not re.match(r"torch==|nvidia-|cuda-|triton==|quanterr", one)]
+    others = [
+        requirement
+        for requirement in requirements.split()
+        if not re.match(r"torch==|nvidia-|cuda-|triton==|quanterr", requirement)
+    ]
     subprocess.run([*pip, *others], check=True)
     subprocess.run([*pip, "--no-deps", "--editable", ROOT], check=True)
     return python

@@ -40,8 +40,8 @@ def random_weights(folder: Path, n: int) -> int:
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
     of_kernel = build.HERE / "c"
     sources = str(HERE / "fuzz" / "kernel_fuzz.c"), str(of_kernel / "samples.c")
-    own = f"-I{of_kernel}", "-DHEADER=0"
-    command = ["cc", *flags, "-O2", *FLAGS, *instructions, *own, *sources, "-o", str(program), "-lm"]
+    kernel_flags = f"-I{of_kernel}", "-DHEADER=0"
+    command = ["cc", *flags, "-O2", *FLAGS, *instructions, *kernel_flags, *sources, "-o", str(program), "-lm"]
     subprocess.run(command, check=True)
     return subprocess.run([program, str(n)]).returncode
 

@@ -129,7 +129,7 @@ def test_modules_of_the_same_blocks_share_a_pattern():
     names = [
         "lm_head",
         "vision.blocks.0.mlp.gate",
-        *(f"model.layers.{n}.{one}" for n in (2, 10) for one in ("b", "a.c")),
+        *(f"model.layers.{n}.{module}" for n in (2, 10) for module in ("b", "a.c")),
     ]
 
     assert [r"lm_head", r"vision\.blocks\.0\.mlp\.gate", r"model\.layers\.(2|10)\.(a\.c|b)"] == join_names(names)

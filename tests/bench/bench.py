@@ -48,10 +48,10 @@ def run(*command: str) -> Taken:
     """Run a command; what it took, from the operating system's own account."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    said = process.stderr.read() if process.stderr else b""
+    errors = process.stderr.read() if process.stderr else b""
     _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status):
-        sys.exit(f"{' '.join(command)}: status {os.waitstatus_to_exitcode(status)}\n{said.decode()}")
+        sys.exit(f"{' '.join(command)}: status {os.waitstatus_to_exitcode(status)}\n{errors.decode()}")
     return Taken(time.monotonic() - started, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
@@ -109,10 +109,10 @@ def compare_large(options: argparse.Namespace, paths: dict[str, Path], version: 
     of_torch_loop = statistics.median(torch_loops)
     print(f"    in the loop      {of_torch_loop:6.2f} s, {of_torch_loop / loop:.1f} times as long", end=" ")
     print(f"({' '.join(f'{seconds:.2f}' for seconds in torch_loops)})")
-    for name, told in (("script", "script, same metrics"), ("basic", "script, few metrics ")):
+    for name, heading in (("script", "script, same metrics"), ("basic", "script, few metrics ")):
         theirs = median(taken[name])
         ratio = theirs.seconds / mine.seconds
-        print(f"  {told} {theirs.seconds:4.1f} s ({spread(taken[name])}), peak {theirs.peak_mb:.0f} MB:", end=" ")
+        print(f"  {heading} {theirs.seconds:4.1f} s ({spread(taken[name])}), peak {theirs.peak_mb:.0f} MB:", end=" ")
         print(f"{ratio:.1f} times as long")
     print(f"  plain reading      {min(reading):6.2f} s, {n_bytes / min(reading) / 1e9:.2f} GB/s on one thread")
 
@@ -127,10 +127,13 @@ def write_back(options: argparse.Namespace, paths: dict[str, Path], version: str
         output.unlink()
         plain.append(write_plainly(output, n_bytes))
         output.unlink()
-    found, n = median(taken), options.layers * ROWS * COLS
+    middle, n = median(taken), options.layers * ROWS * COLS
     print(f"\ndequantize {version} to BF16: {n / 1e6:.0f} M weights, {n_bytes / 1e9:.2f} GB written")
-    print(f"  quanterr           {found.seconds:6.2f} s ({spread(taken)}), {found.cpu:.2f} s CPU,", end=" ")
-    print(f"{n / found.seconds / 1e9:.2f} G weights/s, peak {found.peak_mb:.0f} MB")
+    print(
+        f"  quanterr           {middle.seconds:6.2f} s ({spread(taken)}), {middle.cpu:.2f} s CPU,",
+        end=" ",
+    )
+    print(f"{n / middle.seconds / 1e9:.2f} G weights/s, peak {middle.peak_mb:.0f} MB")
     print(f"  plain writing      {min(plain):6.2f} s, {n_bytes / min(plain) / 1e9:.2f} GB/s")
 
 
@@ -151,16 +154,16 @@ def compare_small(options: argparse.Namespace) -> None:
     for version in ("int8_row", "fp8_tensor"):  # its last report is rendered below
         command = [*quanterr, "compare", str(paths["original"]), str(paths[version]), "-q", "-o", str(report)]
         taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
-        found = median(taken)
+        middle = median(taken)
         print(f"\n{options.small} matrices of {SMALL[0]} x {SMALL[1]}, {version}")
-        print(f"  quanterr           {found.seconds:6.2f} s ({spread(taken)}), {found.cpu:.2f} s CPU,", end=" ")
-        print(f"{1000 * found.seconds / options.small:.2f} ms each, peak {found.peak_mb:.0f} MB")
+        print(f"  quanterr           {middle.seconds:6.2f} s ({spread(taken)}), {middle.cpu:.2f} s CPU,", end=" ")
+        print(f"{1000 * middle.seconds / options.small:.2f} ms each, peak {middle.peak_mb:.0f} MB")
     print(f"  its report         {report.stat().st_size / 1e6:6.0f} MB")
     for words in (["gate", "--require", "snr_db >= 20"], ["render", "--to", "html"], ["render", "--to", "csv"]):
         taken = [run(*quanterr, words[0], str(report), *words[1:]) for _ in range(options.runs)]
-        found = median(taken)
-        print(f"  {' '.join(words[:3]):18} {found.seconds:6.2f} s ({spread(taken)}), {found.cpu:.2f} s CPU,", end=" ")
-        print(f"peak {found.peak_mb:.0f} MB")
+        middle = median(taken)
+        print(f"  {' '.join(words[:3]):18} {middle.seconds:6.2f} s ({spread(taken)}), {middle.cpu:.2f} s CPU,", end=" ")
+        print(f"peak {middle.peak_mb:.0f} MB")
 
 
 def start_up(options: argparse.Namespace) -> None:

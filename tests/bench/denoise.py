@@ -83,8 +83,8 @@ def train(folder: Path) -> None:
         noise = torch.randn(image.shape, generator=generator)
         sigma = torch.rand(BATCH, generator=generator)
         x = image + sigma[:, None, None] * (noise - image)
-        found = model(**arguments(x, kinds, sigma), return_dict=False)[0]
-        loss: Any = (found - (noise - image)).square().mean()
+        velocity = model(**arguments(x, kinds, sigma), return_dict=False)[0]
+        loss: Any = (velocity - (noise - image)).square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -127,23 +127,27 @@ def bench(folder: Path, original: Checkpoint) -> None:
     """Print both tables."""
     sensitivity = folder / "sensitivity.json"
     asked: dict[str, Any] = {"sensitivity": sensitivity, "sensitivity_chunks": 64}
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         folder / "original", against=RECIPES, inputs=folder / "calibration.safetensors", activations="none", **asked
     )
     print("| recipe | output error | predicted | predicted ÷ measured |")
     print("|---|---|---|---|")
-    for one in found.candidates:
-        outputs, predicted = one.outputs, one.predicted_output_error
+    for candidate in evaluation.candidates:
+        outputs, predicted = candidate.outputs, candidate.predicted_output_error
         if outputs is not None and outputs.output_error and predicted is not None:
             error = outputs.output_error
             measured = f"{error:.3g} ± {outputs.output_error_se:.1g}"
-            print(f"| {one.name} | {measured} | {predicted:.3g} | {predicted / error:.2f} |")
+            print(f"| {candidate.name} | {measured} | {predicted:.3g} | {predicted / error:.2f} |")
 
     def measure(plans: Sequence[Checkpoint], uniform: Sequence[str]) -> dict[str, float]:
         made = quanterr.evaluate(
             folder / "original", plans, against=uniform, inputs=folder / "held_out.safetensors", activations="none"
         )
-        return {one.name: one.outputs.output_error or 0.0 for one in made.candidates if one.outputs is not None}
+        return {
+            candidate.name: candidate.outputs.output_error or 0.0
+            for candidate in made.candidates
+            if candidate.outputs is not None
+        }
 
     show_plans(original, sensitivity, PLANNED, BUDGETS, measure)
 

@@ -66,15 +66,15 @@ def write(folder: Path, shape: tuple[int, int], tensors: dict[str, Tensor] | Non
     if tensors is None:
         raw = stored_bytes("Q4_K", OF_NAME["Q4_K"].count_bytes(shape))
         quantized = write_gguf(
-            folder / "quantized.gguf", [Stored(f"X{each}.weight", "Q4_K", shape, raw) for each in range(n)]
+            folder / "quantized.gguf", [Stored(f"X{number}.weight", "Q4_K", shape, raw) for number in range(n)]
         )
     else:
         quantized = folder / "quantized.safetensors"
-        named = {name.replace("X", f"X{each}"): part.clone() for each in range(n) for name, part in tensors.items()}
+        named = {name.replace("X", f"X{number}"): part.clone() for number in range(n) for name, part in tensors.items()}
         save_file(named, quantized)
     original = folder / "original.safetensors"
     values = dequantize(quantized, shape).bfloat16()
-    save_file({f"X{each}.weight": values.clone() for each in range(n)}, original)
+    save_file({f"X{number}.weight": values.clone() for number in range(n)}, original)
     return original, quantized
 
 
@@ -93,12 +93,12 @@ def time_comparison(paths: tuple[Path, Path], device: str, runs: int) -> float:
 
 def time_chunks(step: Step, pairs: Sequence[Pair], device: torch.device, runs: int) -> float:
     """Return the seconds until as many threads as a comparison has have carried out a step for all chunks."""
-    chunks = [(each, chunk) for each in pairs for chunk in Cut(*each.original.matrix, DEVICE_CHUNK)]
+    chunks = [(pair, chunk) for pair in pairs for chunk in Cut(*pair.original.matrix, DEVICE_CHUNK)]
 
     def work(first: int) -> None:
         with torch.inference_mode(), own_stream(device):
-            for each, chunk in chunks[first::DEVICE_THREADS]:
-                step(each, chunk)
+            for pair, chunk in chunks[first::DEVICE_THREADS]:
+                step(pair, chunk)
             torch.accelerator.current_stream(device).synchronize()
 
     taken = []
@@ -125,8 +125,8 @@ class Steps:
             x, y, computed = (Workspace(self.device) for _ in range(3))
             self._own.buffers = x, y, Summer(None, computed, OUTLIER)
             self._own.values = torch.rand((2, DEVICE_CHUNK), device=self.device)
-        found: tuple[Workspace, Workspace, Summer] = self._own.buffers
-        return found
+        buffers: tuple[Workspace, Workspace, Summer] = self._own.buffers
+        return buffers
 
     def read(self, each: Pair, chunk: Chunk) -> None:
         """Read the codes of both sides."""
@@ -163,10 +163,10 @@ def find_byte(weight: Weight, row: int) -> int:
 def copy_pinned(device: torch.device) -> float:
     """Return the bytes per second of copies from pinned memory."""
     host = torch.empty(SLOT, dtype=torch.uint8, pin_memory=True)
-    there, times = torch.empty(SLOT, dtype=torch.uint8, device=device), 64
+    target, times = torch.empty(SLOT, dtype=torch.uint8, device=device), 64
     started = time.perf_counter()
     for _ in range(times):
-        there.copy_(host, non_blocking=True)
+        target.copy_(host, non_blocking=True)
     torch.accelerator.current_stream(device).synchronize()
     return times * SLOT / (time.perf_counter() - started)
 
@@ -175,8 +175,8 @@ def profile(paths: tuple[Path, Path], device: torch.device, runs: int) -> list[f
     """Return the seconds of each step, for all weights of two checkpoints."""
     with open_checkpoint(paths[0]) as original, open_checkpoint(paths[1]) as quantized:
         pairs, steps = pair(original, quantized, LayerSelection()).pairs, Steps(device)
-        each = steps.read, steps.decode, steps.add_up, steps.compare
-        return [time_chunks(step, pairs, device, runs) for step in each]
+        step_functions = steps.read, steps.decode, steps.add_up, steps.compare
+        return [time_chunks(step, pairs, device, runs) for step in step_functions]
 
 
 def show(name: str, n: int, paths: tuple[Path, Path], devices: list[torch.device], options: argparse.Namespace) -> None:
@@ -186,7 +186,7 @@ def show(name: str, n: int, paths: tuple[Path, Path], devices: list[torch.device
     print(f"{name:22}", *cells, sep="  ", flush=True)
     for device in devices:
         if device.type != "cpu":
-            rates = [n_bytes / each / 1e9 for each in profile(paths, device, options.runs)]
+            rates = [n_bytes / step_seconds / 1e9 for step_seconds in profile(paths, device, options.runs)]
             steps = zip(("read", "decoded", "summed", "compared"), rates, strict=True)
             print(" " * 22, "  GB/s", *(f"{step} {rate:.1f}" for step, rate in steps))
 

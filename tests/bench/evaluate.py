@@ -99,19 +99,23 @@ def bench(folder: Path, original: Checkpoint, chunks: int, mixes: int) -> None:
     text = [folder / "held_out.txt"]
     started = time.monotonic()
     sensitivity = folder / "sensitivity.json"
-    found = quanterr.evaluate(folder / "original", candidates, text=text, chunks=chunks, sensitivity=sensitivity)
+    evaluation = quanterr.evaluate(folder / "original", candidates, text=text, chunks=chunks, sensitivity=sensitivity)
     seconds = time.monotonic() - started
-    found.save(folder / "evaluation.json")
+    evaluation.save(folder / "evaluation.json")
     alphas = {row["layer_name"]: row["alpha"] for row in json.loads(sensitivity.read_text())["weights"]}
-    rows = [row_of(original, *each, alphas) for each in zip(candidates, found.candidates, strict=True)]
-    show(found, rows, seconds)
+    rows = [row_of(original, *candidate, alphas) for candidate in zip(candidates, evaluation.candidates, strict=True)]
+    show(evaluation, rows, seconds)
 
     # Recipes that are evaluated with the sensitivity calibrate what plans predict for them.
     quanterr.evaluate(folder / "original", against=PLANNED, text=text, chunks=chunks, sensitivity=sensitivity)
 
     def measure(plans: Sequence[Checkpoint], uniform: Sequence[str]) -> dict[str, float]:
-        found = quanterr.evaluate(folder / "original", plans, against=uniform, text=text, chunks=chunks)
-        return {one.name: one.scores.kld_mean for one in found.candidates if one.scores is not None}
+        evaluation = quanterr.evaluate(folder / "original", plans, against=uniform, text=text, chunks=chunks)
+        return {
+            candidate.name: candidate.scores.kld_mean
+            for candidate in evaluation.candidates
+            if candidate.scores is not None
+        }
 
     show_plans(original, sensitivity, PLANNED, BUDGETS, measure, layers=["layers."])
 

@@ -45,9 +45,9 @@ def make(folder: Path, size: str) -> None:
             codes = (weight.float() / scale).to(torch.float8_e4m3fn)
             written[name], written[f"{name}_scale"] = codes, scale
             values[name] = codes.float() * scale
-    for kind, found in (("quantized", written), ("values", values)):
+    for kind, written_tensors in (("quantized", written), ("values", values)):
         (folder / kind).mkdir(exist_ok=True)
-        save_file(found, folder / kind / "model.safetensors", {"format": "pt"})
+        save_file(written_tensors, folder / kind / "model.safetensors", {"format": "pt"})
         (folder / kind / "config.json").write_text((folder / "original/config.json").read_text())
     generator = torch.Generator().manual_seed(1)
     save_file(
@@ -59,10 +59,10 @@ def streamed(folder: Path) -> dict[str, float]:
     """Evaluate with quanterr."""
     import quanterr
 
-    found = quanterr.evaluate(
+    evaluation = quanterr.evaluate(
         folder / "original", [folder / "quantized"], tokens=folder / "ids.safetensors", context=CONTEXT
     )
-    scores = found.candidates[0].scores
+    scores = evaluation.candidates[0].scores
     assert scores is not None
     return {"ppl_original": scores.ppl_original, "ppl": scores.ppl, "kld": scores.kld_mean}
 
@@ -88,10 +88,10 @@ def plain(folder: Path) -> dict[str, float]:
                 for model in both
             ]
             targets = chunk[half + 1 :, None]
-            for found, log in zip(nll, logs, strict=True):
-                found.append(-log.gather(1, targets))
+            for side_losses, log in zip(nll, logs, strict=True):
+                side_losses.append(-log.gather(1, targets))
             kld.append((logs[0].exp() * (logs[0] - logs[1])).sum(-1))
-    means = [float(torch.cat(each).mean().exp()) for each in nll]
+    means = [float(torch.cat(side_losses).mean().exp()) for side_losses in nll]
     return {"ppl_original": means[0], "ppl": means[1], "kld": float(torch.cat(kld).mean())}
 
 
@@ -133,8 +133,8 @@ def main() -> None:
             make(folder, size)
         for kind in ("streamed", "plain"):
             status, seconds, peak, numbers = run(kind, folder)
-            told = ", ".join(f"{name} {value:.9g}" for name, value in numbers.items())
-            print(f"{size} G {kind}: status {status}, {seconds:.1f} s, {peak:.0f} MB; {told}", flush=True)
+            shown_numbers = ", ".join(f"{name} {value:.9g}" for name, value in numbers.items())
+            print(f"{size} G {kind}: status {status}, {seconds:.1f} s, {peak:.0f} MB; {shown_numbers}", flush=True)
     for kind in ("streamed", "plain"):
         status, seconds, *_ = run(kind, folder, int(chosen.limit * GIB))
         print(f"{size} G {kind} with ulimit -v {chosen.limit:g} GiB: status {status} after {seconds:.1f} s", flush=True)

@@ -285,9 +285,9 @@ def main() -> None:
         for tensors in made(*shape):
             save_file(tensors, Path(folder) / "x.safetensors")
             show(Path(folder) / "x.safetensors", shape, options.only, original)
-        for tensors, told in described(*shape):
+        for tensors, header in described(*shape):
             names = sorted(name.removeprefix("X._weight_") for name in tensors)
-            metadata = {"X.weight": json.dumps(told | {"_tensor_data_names": names}), "tensor_names": '["X.weight"]'}
+            metadata = {"X.weight": json.dumps(header | {"_tensor_data_names": names}), "tensor_names": '["X.weight"]'}
             save_file(tensors, Path(folder) / "x.safetensors", metadata)
             show(Path(folder) / "x.safetensors", shape, options.only, original)
         for stored in in_gguf(*shape):

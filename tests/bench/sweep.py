@@ -29,15 +29,15 @@ def main() -> None:
     original, elements = str(paths["original"]), given.layers * ROWS * COLS
     quanterr = [sys.executable, "-m", "quanterr"]
     options = ["-q", "--device", "cpu"]
-    one = run(*quanterr, "compare", original, str(paths["fp8_tensor"]), *options)
-    print(f"compare: {one.seconds:.2f} s, {one.peak_mb:.0f} MB")
+    comparison = run(*quanterr, "compare", original, str(paths["fp8_tensor"]), *options)
+    print(f"compare: {comparison.seconds:.2f} s, {comparison.peak_mb:.0f} MB")
     for recipe in PRESETS:
-        found = run(*quanterr, "sweep", original, "--to", recipe, *options)
-        speed = elements / found.seconds / 1e9
-        print(f"{recipe}: {found.seconds:.2f} s, {speed:.3f} G weights/s with start-up, {found.peak_mb:.0f} MB")
-    found = run(*quanterr, "sweep", original, *options)
-    share = found.seconds / one.seconds
-    print(f"{len(PRESETS)} recipes in one pass: {found.seconds:.2f} s, {share:.1f} × compare, {found.peak_mb:.0f} MB")
+        sweep = run(*quanterr, "sweep", original, "--to", recipe, *options)
+        speed = elements / sweep.seconds / 1e9
+        print(f"{recipe}: {sweep.seconds:.2f} s, {speed:.3f} G weights/s with start-up, {sweep.peak_mb:.0f} MB")
+    sweep = run(*quanterr, "sweep", original, *options)
+    share = sweep.seconds / comparison.seconds
+    print(f"{len(PRESETS)} recipes in one pass: {sweep.seconds:.2f} s, {share:.1f} × compare, {sweep.peak_mb:.0f} MB")
     for n in (1_000, 50_000):
         groups = instance(n)
         started = time.monotonic()

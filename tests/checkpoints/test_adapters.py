@@ -25,10 +25,10 @@ LOKR = {"lycoris_up.lokr_w1": numbers(2, 2), "lycoris_up.lokr_w2": numbers(8, 8)
 @pytest.mark.parametrize("tensors", [LORA, KOHYA, MLX, LOKR])
 def test_adapters_are_named_and_refused_beside_a_model(tmp_path, tensors):
     model, adapter = store(tmp_path / "m.safetensors", MODEL), store(tmp_path / "a.safetensors", tensors)
-    (found,) = quanterr.inspect(adapter).findings
+    (finding,) = quanterr.inspect(adapter).findings
 
-    assert ("warning", "adapter") == (found.severity, found.code)
-    assert "a LoRA adapter, not a model: it has low-rank changes of 1 layer" in found.message
+    assert ("warning", "adapter") == (finding.severity, finding.code)
+    assert "a LoRA adapter, not a model: it has low-rank changes of 1 layer" in finding.message
     for pair in ((model, adapter), (adapter, model)):
         with pytest.raises(CheckpointError, match=r"a\.safetensors: a LoRA adapter, not a model.*--lora"):
             quanterr.compare(*pair, device="cpu")
@@ -49,7 +49,7 @@ def test_models_with_adapters_of_their_own_are_models(tmp_path, weight):
         f"{UP}.lora_B.speech.weight": numbers(16, 2),
     }
     assert "adapter" not in {
-        found.code for found in quanterr.inspect(store(tmp_path / "m.safetensors", stored)).findings
+        finding.code for finding in quanterr.inspect(store(tmp_path / "m.safetensors", stored)).findings
     }
 
 
@@ -65,4 +65,4 @@ def test_model_is_read_from_a_folder_with_an_adapter(tmp_path, name):
 
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with open_checkpoint(folder) as checkpoint:
-        assert [name] == [one.name for one in checkpoint.unread]
+        assert [name] == [unread.name for unread in checkpoint.unread]

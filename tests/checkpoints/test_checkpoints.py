@@ -35,9 +35,9 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    found = tmp_path / "model"
-    found.mkdir()
-    return found
+    model_folder = tmp_path / "model"
+    model_folder.mkdir()
+    return model_folder
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def test_symbolic_link_is_followed(tmp_path):
 
 def test_entry_describes_the_stored_tensor(tmp_path):
     with open_checkpoint(write(tmp_path / "model.safetensors", original())) as checkpoint:
-        found = checkpoint.entries["model.layers.0.mlp.up_proj.weight"]
+        stored_entry = checkpoint.entries["model.layers.0.mlp.up_proj.weight"]
 
-        assert ("BF16", (32, 16)) == (found.dtype, found.shape)
-        assert (512, 16, 1_024) == (found.n, found.bits, found.nbytes)
-        assert "model.layers.0.mlp.up_proj.weight (BF16 [32, 16])" == str(found)
+        assert ("BF16", (32, 16)) == (stored_entry.dtype, stored_entry.shape)
+        assert (512, 16, 1_024) == (stored_entry.n, stored_entry.bits, stored_entry.nbytes)
+        assert "model.layers.0.mlp.up_proj.weight (BF16 [32, 16])" == str(stored_entry)
         assert (16 * 16 + 32 * 16 + 16) * 2 == checkpoint.nbytes
 
 
@@ -129,7 +129,7 @@ def test_entries_come_as_the_header_lists_them(tmp_path):
     path = raw_header(tmp_path / "model.safetensors", as_header(fields), b"mmmmzzzzaaaa")
 
     with open_checkpoint(path) as checkpoint:
-        read = {name: found.read() for name, found in checkpoint.entries.items()}
+        read = {name: stored_entry.read() for name, stored_entry in checkpoint.entries.items()}
 
     assert ["z", "a", "m"] == list(read)
     assert {"z": b"zzzz", "a": b"aaaa", "m": b"mmmm"} == read
@@ -287,8 +287,8 @@ def test_pipeline_with_two_denoisers_is_ambiguous(folder):
         (folder / name).mkdir()
     (folder / "model_index.json").write_text("{}")
 
-    told = f"a pipeline with several denoisers, choose one of {folder}/transformer, {folder}/transformer_2"
-    assert told in refusal(UsageError, folder)
+    message = f"a pipeline with several denoisers, choose one of {folder}/transformer, {folder}/transformer_2"
+    assert message in refusal(UsageError, folder)
 
 
 def test_pipeline_with_its_own_weights_opens_them(folder):
@@ -385,19 +385,19 @@ def test_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, co
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_bytes(text)
 
-    found = opened(folder).config.get("config.json")
+    declared = opened(folder).config.get("config.json")
 
-    assert config == (found and list(found))
+    assert config == (declared and list(declared))
 
 
 @pytest.mark.parametrize("text", ["[1]", "null", '"text"'])
 def test_configuration_that_is_no_object_declares_nothing(folder, text):
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_text(text)
-    found = opened(folder)
+    checkpoint = opened(folder)
 
-    assert {"config.json": {}} == found.config
-    assert {} == found.model_config
+    assert {"config.json": {}} == checkpoint.config
+    assert {} == checkpoint.model_config
 
 
 def test_keys_of_the_language_model_replace_those_at_the_top(folder):
@@ -405,9 +405,9 @@ def test_keys_of_the_language_model_replace_those_at_the_top(folder):
     (folder / "config.json").write_text(
         '{"hidden_size": 1, "tie_word_embeddings": true, "text_config": {"hidden_size": 2}}'
     )
-    found = opened(folder).model_config
+    model_config = opened(folder).model_config
 
-    assert (found["hidden_size"], found["tie_word_embeddings"]) == (2, True)
+    assert (model_config["hidden_size"], model_config["tie_word_embeddings"]) == (2, True)
 
 
 def test_huge_configuration_is_not_read(folder):
@@ -697,9 +697,9 @@ def outcome(raw):
         path.write_bytes(raw)
         try:
             with open_checkpoint(path) as checkpoint:
-                for found in checkpoint.entries.values():
-                    found.read()
-                return not any(found.unknown for found in checkpoint.entries.values())
+                for stored_entry in checkpoint.entries.values():
+                    stored_entry.read()
+                return not any(stored_entry.unknown for stored_entry in checkpoint.entries.values())
         except CheckpointError:
             return False
 
@@ -722,16 +722,16 @@ def test_lenient_reading_of_damage_equals_strict_reading_or_leaves_a_note(at, ta
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(VALID[:at] + put + VALID[at + taken :])
-        found = []
+        outcomes = []
         for lenient in (False, True):
             try:
                 with open_checkpoint(path, lenient) as checkpoint:
                     entries = [(e.name, e.dtype, e.shape, e.offset, e.nbytes) for e in checkpoint.entries.values()]
-                    found.append((entries, checkpoint.notes, [e.read() for e in checkpoint.entries.values()]))
+                    outcomes.append((entries, checkpoint.notes, [e.read() for e in checkpoint.entries.values()]))
             except CheckpointError:
-                found.append(None)
+                outcomes.append(None)
 
-    strict, lenient = found
+    strict, lenient = outcomes
     assert strict == lenient or (strict is None and lenient[1])
 
 

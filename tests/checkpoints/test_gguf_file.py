@@ -71,12 +71,12 @@ def test_file_name_and_version_do_not_matter(tmp_path, name, version):
 
 def test_entry_lists_its_outermost_dimension_first(tmp_path):
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, B, Stored("c", "Q4_K", (2, 3, 512))])) as checkpoint:
-        found = {name: (e.dtype, e.shape, e.n, e.nbytes) for name, e in checkpoint.entries.items()}
+        described = {name: (e.dtype, e.shape, e.n, e.nbytes) for name, e in checkpoint.entries.items()}
 
         assert bytes(range(24)) == checkpoint.entries["a"].read()
-    assert ("F32", (2, 3), 6, 24) == found["a"]
-    assert ("Q8_0", (3, 64), 192, 204) == found["b"]
-    assert ("Q4_K", (2, 3, 512), 3072, 12 * 144) == found["c"]
+    assert ("F32", (2, 3), 6, 24) == described["a"]
+    assert ("Q8_0", (3, 64), 192, 204) == described["b"]
+    assert ("Q4_K", (2, 3, 512), 3072, 12 * 144) == described["c"]
 
 
 @pytest.mark.parametrize("name", TYPES.values())
@@ -119,7 +119,7 @@ def test_tensors_may_lie_in_another_order_than_they_are_listed(tmp_path):
     path.write_bytes(raw[: -224 - 32] + padded(B.raw, 32) + padded(A.raw, 32))
 
     with open_checkpoint(path) as checkpoint:
-        assert {"a": A.raw, "b": B.raw} == {name: found.read() for name, found in checkpoint.entries.items()}
+        assert {"a": A.raw, "b": B.raw} == {name: entry.read() for name, entry in checkpoint.entries.items()}
 
 
 class TestMetadata:
@@ -127,48 +127,48 @@ class TestMetadata:
         return opened(write_gguf(folder / "model.gguf", [A], keys)).gguf
 
     def test_metadata_gives_the_architecture_and_its_heads(self, tmp_path):
-        found = self.of(tmp_path, *LLAMA)
+        metadata = self.of(tmp_path, *LLAMA)
 
-        assert ("llama", 4, 2) == (found.architecture, found.heads(0), found.kv_heads(7))
-        assert 4 == found.get_model_int("attention.head_count")
-        assert 4 == found.get_int("llama.attention.head_count")
+        assert ("llama", 4, 2) == (metadata.architecture, metadata.heads(0), metadata.kv_heads(7))
+        assert 4 == metadata.get_model_int("attention.head_count")
+        assert 4 == metadata.get_int("llama.attention.head_count")
 
     def test_metadata_gives_the_heads_per_block_where_they_differ(self, tmp_path):
         heads = array("x.attention.head_count", I32, [8, 4, 16])
-        found = self.of(tmp_path, key("general.architecture", TEXT, "x"), heads)
+        metadata = self.of(tmp_path, key("general.architecture", TEXT, "x"), heads)
 
-        assert [8, 4, 16, None] == [found.heads(block) for block in range(4)]
-        assert [8, 4, 16, None] == [found.kv_heads(block) for block in range(4)]
-        assert found.get_model_int("attention.head_count") is None
+        assert [8, 4, 16, None] == [metadata.heads(block) for block in range(4)]
+        assert [8, 4, 16, None] == [metadata.kv_heads(block) for block in range(4)]
+        assert metadata.get_model_int("attention.head_count") is None
 
     def test_empty_metadata_gives_none(self, tmp_path):
-        found = self.of(tmp_path)
+        metadata = self.of(tmp_path)
 
         assert (None, None, None, None) == (
-            found.architecture,
-            found.heads(0),
-            found.kv_heads(0),
-            found.get_int("general.file_type"),
+            metadata.architecture,
+            metadata.heads(0),
+            metadata.kv_heads(0),
+            metadata.get_int("general.file_type"),
         )
 
     def test_metadata_with_another_type_is_not_taken_for_a_number(self, tmp_path):
-        found = self.of(
+        metadata = self.of(
             tmp_path,
             key("general.architecture", U32, 1),
             key("general.file_type", TEXT, "7"),
             key("None.attention.head_count", BOOL, True),
         )
 
-        assert (None, None, None) == (found.architecture, found.get_int("general.file_type"), found.heads(0))
+        assert (None, None, None) == (metadata.architecture, metadata.get_int("general.file_type"), metadata.heads(0))
 
     def test_metadata_holds_values_with_every_type(self, tmp_path):
         kinds = {0: 200, 1: -3, 2: 60_000, 3: -300, 4: 2**31, 5: -(2**31), 6: 0.5, 7: True, 10: 2**63, 11: -1, 12: 0.1}
-        found = self.of(tmp_path, *(key(f"k{kind}", kind, value) for kind, value in kinds.items()))
+        metadata = self.of(tmp_path, *(key(f"k{kind}", kind, value) for kind, value in kinds.items()))
 
-        assert {f"k{kind}": value for kind, value in kinds.items()} == found.values
+        assert {f"k{kind}": value for kind, value in kinds.items()} == metadata.values
 
     def test_metadata_leaves_out_the_tokenizer_and_long_values(self, tmp_path):
-        found = self.of(
+        metadata = self.of(
             tmp_path,
             array("tokenizer.ggml.tokens", TEXT, ["token"] * 3_000),
             array("tokenizer.ggml.scores", F32, [0.0] * 3),
@@ -180,18 +180,18 @@ class TestMetadata:
             key("tokenizer.ggml.eos", U32, 2),
         )
 
-        assert {"short": (1, 2), "name": "Größe"} == found.values
+        assert {"short": (1, 2), "name": "Größe"} == metadata.values
 
     def test_metadata_may_be_larger_than_one_read(self, tmp_path):
         texts = ["x" * n for n in (0, 7, 700_000, 1, 1 << 20, 400_000, 3)]
-        found = self.of(tmp_path, array("tokenizer.ggml.tokens", TEXT, texts), *LLAMA[:3])
+        metadata = self.of(tmp_path, array("tokenizer.ggml.tokens", TEXT, texts), *LLAMA[:3])
 
-        assert "llama" == found.architecture
+        assert "llama" == metadata.architecture
 
     def test_metadata_may_hold_invalid_utf8(self, tmp_path):
-        found = self.of(tmp_path, text("general.name") + struct.pack("<I", TEXT) + text(b"\xff"))
+        metadata = self.of(tmp_path, text("general.name") + struct.pack("<I", TEXT) + text(b"\xff"))
 
-        assert {"general.name": "\ufffd"} == found.values
+        assert {"general.name": "\ufffd"} == metadata.values
 
 
 def test_configuration_next_to_a_gguf_file_is_ignored(tmp_path):
@@ -210,9 +210,9 @@ def original_shape(name, *sizes):
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (4, 2, 8), (2, 2, 2, 2, 2, 2)])
 def test_weight_has_its_original_shape(tmp_path, shape):
     stored = Stored("a.weight", "Q4_0", (2, 32))
-    found = opened(write_gguf(tmp_path / "model.gguf", [stored], [original_shape("a.weight", *shape)]))
+    checkpoint = opened(write_gguf(tmp_path / "model.gguf", [stored], [original_shape("a.weight", *shape)]))
 
-    assert (shape, 36) == (found.entries["a.weight"].shape, found.entries["a.weight"].nbytes)
+    assert (shape, 36) == (checkpoint.entries["a.weight"].shape, checkpoint.entries["a.weight"].nbytes)
 
 
 def test_video_kernel_has_five_dimensions(tmp_path):
@@ -221,9 +221,9 @@ def test_video_kernel_has_five_dimensions(tmp_path):
     writer = package.GGUFWriter(tmp_path / "wan.gguf", "wan")
     writer.add_tensor("patch_embedding.weight", kernel)
     finish(writer)
-    found = opened(tmp_path / "wan.gguf").entries["patch_embedding.weight"]
+    entry = opened(tmp_path / "wan.gguf").entries["patch_embedding.weight"]
 
-    assert (kernel.shape, kernel.nbytes) == (found.shape, found.nbytes)
+    assert (kernel.shape, kernel.nbytes) == (entry.shape, entry.nbytes)
 
 
 def test_original_shape_without_its_tensor_is_noted(tmp_path):
@@ -255,10 +255,10 @@ class TestSplitFiles:
         paths = split(tmp_path, [[A], [], [B]])
 
         for path in (*paths, tmp_path):
-            found = opened(path)
+            checkpoint = opened(path)
 
-            assert (["a", "b"], 3) == (list(found.entries), len(found.files))
-            assert "llama" == found.gguf.architecture
+            assert (["a", "b"], 3) == (list(checkpoint.entries), len(checkpoint.files))
+            assert "llama" == checkpoint.gguf.architecture
         assert ("file", "folder") == (opened(paths[1]).kind, opened(tmp_path).kind)
 
     def test_all_shards_must_be_there(self, tmp_path):
@@ -318,12 +318,12 @@ class TestSplitFiles:
 
 
 def test_first_bytes_decide_the_format_and_not_the_name(tmp_path):
-    one = write_gguf(tmp_path / "a.safetensors", [A])
+    gguf_path = write_gguf(tmp_path / "a.safetensors", [A])
     other = write(tmp_path / "b.gguf", {"a": torch.zeros(2, 3)})
 
-    assert (f"{one}: is a GGUF file, despite its name",) == opened(one).notes
+    assert (f"{gguf_path}: is a GGUF file, despite its name",) == opened(gguf_path).notes
     assert (f"{other}: is a safetensors file, despite its name",) == opened(other).notes
-    assert ["a"] == list(opened(one).entries) == list(opened(other).entries)
+    assert ["a"] == list(opened(gguf_path).entries) == list(opened(other).entries)
 
 
 def test_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
@@ -537,8 +537,10 @@ def test_tensor_with_unknown_type_is_named_and_the_others_stay_readable(tmp_path
 
 @pytest.mark.parametrize(("number", "fork"), [(36, "I2_S"), (37, "I8_S"), (38, "TL1")])
 def test_removed_type_ids_name_the_fork_that_reused_them(tmp_path, number, fork):
-    with open_checkpoint(write_gguf(tmp_path / "model.gguf", [A, Stored("w", number, (64, 64), bytes(1056))])) as found:
-        says = found.entries["w"].unknown
+    with open_checkpoint(
+        write_gguf(tmp_path / "model.gguf", [A, Stored("w", number, (64, 64), bytes(1056))])
+    ) as checkpoint:
+        says = checkpoint.entries["w"].unknown
 
     assert says.startswith(f"type {fork} or IQ4_NL_")
     assert f"(id {number}), {fork} in microsoft/BitNet's fork of" in says
@@ -550,11 +552,11 @@ def test_reused_type_id_is_doubted_where_too_few_bytes_are_stored(tmp_path, stor
     if unknown:
         tensors.append(A._replace(name="c"))
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
-        found = [checkpoint.entries[name].unknown for name in "ab"]
+        unknowns = [checkpoint.entries[name].unknown for name in "ab"]
 
-    assert [unknown] * 2 == [one is not None for one in found]
-    for one in found if unknown else ():
-        assert one.startswith("type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes")
+    assert [unknown] * 2 == [reason is not None for reason in unknowns]
+    for reason in unknowns if unknown else ():
+        assert reason.startswith("type TL2 (id 39), as microsoft/BitNet's fork of llama.cpp may have it: too few bytes")
 
 
 def test_file_cut_anywhere_is_refused(tmp_path):
@@ -577,9 +579,9 @@ def outcome(raw):
         path.write_bytes(raw)
         try:
             with open_checkpoint(path) as checkpoint:
-                for found in checkpoint.entries.values():
-                    assert 0 <= found.offset <= found.offset + found.nbytes <= len(raw)
-                    found.read()
+                for entry in checkpoint.entries.values():
+                    assert 0 <= entry.offset <= entry.offset + entry.nbytes <= len(raw)
+                    entry.read()
                 return {name: (e.dtype, e.shape, e.offset, e.nbytes) for name, e in checkpoint.entries.items()}
         except CheckpointError:
             return None
@@ -653,7 +655,9 @@ class TestGgufPackage:
         expected = self.of_package(package, path)
         actual = outcome(path.read_bytes())
         if path.stem == "comfy_shapes":  # the gguf package ignores the original shapes
-            expected, actual = ({name: (f[0], *f[2:]) for name, f in found.items()} for found in (expected, actual))
+            expected, actual = (
+                {name: (f[0], *f[2:]) for name, f in contents.items()} for contents in (expected, actual)
+            )
 
         assert expected == actual
 
@@ -662,12 +666,12 @@ class TestGgufPackage:
     def test_gguf_package_accepts_every_file_that_quanterr_accepts(self, at, taken, put):
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")
         raw = WHOLE[:at] + put + WHOLE[at + taken :]
-        found = outcome(raw)
+        ours = outcome(raw)
         known = {name for number, name in TYPES.items() if number < 100} - {"Q2_0", "I2_S"}
-        if found is None or any(name not in known for name, *_ in found.values()):
+        if ours is None or any(name not in known for name, *_ in ours.values()):
             return
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.gguf"
             path.write_bytes(raw)
 
-            assert found == self.of_package(package, path)
+            assert ours == self.of_package(package, path)

@@ -123,16 +123,16 @@ class TestTensor:
 
 class TestHeader:
     def test_header_label_is_read(self, tmp_path):
-        said = header({"a": {"format": "int8_blockwise", "group_size": 64}})
-        labels = labels_of(tmp_path, metadata=said)
+        metadata = header({"a": {"format": "int8_blockwise", "group_size": 64}})
+        labels = labels_of(tmp_path, metadata=metadata)
 
         assert (Said(HEADER, "int8_blockwise", (64, 64)),) == said_by(labels.of("a.weight"))
         assert labels.orphans == ()
         assert labels.consumed == frozenset()
 
     def test_header_is_less_trustworthy_than_the_tensor(self, tmp_path):
-        said = header({"a": {"format": "int8_blockwise", "group_size": 1}})
-        labels = labels_of(tmp_path, {"a.comfy_quant": label(format="int8_tensorwise", convrot=True)}, said)
+        metadata = header({"a": {"format": "int8_blockwise", "group_size": 1}})
+        labels = labels_of(tmp_path, {"a.comfy_quant": label(format="int8_tensorwise", convrot=True)}, metadata)
         expected = Said(TENSOR, "int8_tensorwise", rotated=True), Said(HEADER, "int8_blockwise", (1, 1))
 
         assert expected == said_by(labels.of("a.weight"))
@@ -274,8 +274,8 @@ class TestConfig:
 
     def test_config_may_come_from_modelopt(self, tmp_path):
         folder = store(tmp_path / "model", {"a.weight": numbers(2, 8)}, config={})
-        said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
-        (folder / "hf_quant_config.json").write_text(json.dumps(said))
+        config = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+        (folder / "hf_quant_config.json").write_text(json.dumps(config))
         with open_checkpoint(folder) as checkpoint:
             labels = read_labels(checkpoint)
 

@@ -33,7 +33,7 @@ def names(path):
 
 
 def left(report):
-    return {one.layer_name for one in report.not_compared}
+    return {tensor.layer_name for tensor in report.not_compared}
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_numbers_stored_one_by_one_are_those_of_their_type(tmp_path):
     }
     path = saved(tmp_path / "x.onnx", [], [tensor(name, kind, s, None, *m) for name, (kind, s, m) in numbers.items()])
     with open_checkpoint(path) as checkpoint:
-        found = {name: entry.read() for name, entry in checkpoint.entries.items()}
+        values = {name: entry.read() for name, entry in checkpoint.entries.items()}
 
     floating = struct.pack("<2f", 0.5, -2)
-    assert found == {
+    assert values == {
         "a.i": struct.pack("<2i", 7, -2),
         "a.b": b"\x07\xff",
         "a.f": floating,
@@ -176,7 +176,7 @@ def test_norms_of_gemma_have_one_added_by_genai(tmp_path):
     (path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))
     stored = {name.replace("model.norm", "model.layers.1.final_norm_layernorm"): x + 1 for name, x in norms.items()}
     report = quanterr.compare(
-        path, saved(tmp_path / "x.onnx", [], [floats(*each) for each in stored.items()]), device="cpu"
+        path, saved(tmp_path / "x.onnx", [], [floats(*item) for item in stored.items()]), device="cpu"
     )
 
     assert (set(), 3) == (left(report), len(report.lossless))

@@ -27,12 +27,12 @@ NEW_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32
 
 def state(dtypes=DTYPES):
     torch.manual_seed(0)
-    found = {str(dtype): torch.randn(6, 8).to(torch.float32).to(dtype) for dtype in dtypes}
-    found["part"] = found["torch.float32"][2:4]
-    found["tied"] = found["torch.float32"]
-    found["number"] = torch.tensor(3.0)
-    found["empty"] = torch.zeros(0, 4)
-    return found
+    tensors = {str(dtype): torch.randn(6, 8).to(torch.float32).to(dtype) for dtype in dtypes}
+    tensors["part"] = tensors["torch.float32"][2:4]
+    tensors["tied"] = tensors["torch.float32"]
+    tensors["number"] = torch.tensor(3.0)
+    tensors["empty"] = torch.zeros(0, 4)
+    return tensors
 
 
 def saved(path, content, **options):
@@ -48,7 +48,7 @@ def read(path):
 
 def as_safetensors(folder, tensors):
     """Return the same as read from a file of the safetensors library."""
-    return read(write(folder / "plain.safetensors", {name: one.clone() for name, one in tensors.items()}))
+    return read(write(folder / "plain.safetensors", {name: tensor.clone() for name, tensor in tensors.items()}))
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "new dtypes", "OrderedDict", "parameters", "wrapped", "protocol 4"])
@@ -61,7 +61,7 @@ def test_tensors_are_those_of_the_file(kind, tmp_path):
         content = collections.OrderedDict(tensors)
         content._metadata = {"": {"version": 1}}
     elif kind == "parameters":
-        content = {name: torch.nn.Parameter(one, requires_grad=False) for name, one in tensors.items()}
+        content = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
     elif kind == "wrapped":
         content = {"epoch": 3, "state_dict": tensors, "optimizer": {"state": {0: {"m": torch.zeros(3)}}}}
     elif kind == "protocol 4":

@@ -165,8 +165,8 @@ class TestCache:
         damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
         short.write_bytes(short.read_bytes()[:-1])
         empty.write_bytes(b"")
-        found, asked = self.compared(own, tmp_path / "cache")
-        assert expected == found
+        report, asked = self.compared(own, tmp_path / "cache")
+        assert expected == report
         assert {
             f"bytes={a}-{int(b) - 1}" for a, b in (path.name.split("-") for path in (damaged, short, empty))
         } == asked
@@ -179,8 +179,8 @@ class TestCache:
         content[-1] ^= 1
         stored.write_bytes(content)
         os.utime(stored, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-        found, _ = self.compared(own, tmp_path / "cache")
-        assert expected != found
+        report, _ = self.compared(own, tmp_path / "cache")
+        assert expected != report
 
     def test_unwritable_cache_folder_is_an_error(self, own, tmp_path):
         (tmp_path / "cache").write_text("a file")
@@ -298,13 +298,13 @@ class TestEvaluate:
         here = quanterr.evaluate(original, [tmp_path / "y/model.safetensors"], **options)
         with serving(tmp_path) as server:
             files = [f"{server.url}/{side}/model.safetensors" for side in "xy"]
-            there = quanterr.evaluate(files[0], files[1:], **options)
+            evaluation = quanterr.evaluate(files[0], files[1:], **options)
             (original / "config.json").unlink()
             with pytest.raises(CheckpointError, match=r"/x/config\.json: No such file .*; the folder of a model"):
                 quanterr.evaluate(files[0], files[1:], **options)
 
-        assert here.tokens == there.tokens
-        assert here.candidates[0].scores == there.candidates[0].scores
+        assert here.tokens == evaluation.tokens
+        assert here.candidates[0].scores == evaluation.candidates[0].scores
         assert not [name for name in set(os.listdir(tempfile.gettempdir())) - set(before) if "quanterr" in name]
 
 
@@ -352,9 +352,9 @@ class TestWaits:
         done = call(*words, before=before)
 
         assert Status.OK == done.returncode, done.stderr
-        told = [line for line in done.stderr.splitlines() if "HTTP 429" in line]
-        assert bool(told) is not quiet
-        assert all(line.startswith(f"quanterr: {server.url[7:]}: HTTP 429: waits 0 s, until ") for line in told)
+        lines = [line for line in done.stderr.splitlines() if "HTTP 429" in line]
+        assert bool(lines) is not quiet
+        assert all(line.startswith(f"quanterr: {server.url[7:]}: HTTP 429: waits 0 s, until ") for line in lines)
 
     @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
     @pytest.mark.parametrize("opened", [False, True])

@@ -99,9 +99,9 @@ class TestVersions:
         server.versions = stated
         conditions = []
         server.faults.append(lambda h, *_: conditions.append({k for k in h.headers if k.startswith("If-")}))
-        version, found = once_known(at(server))
+        version, content = once_known(at(server))
 
-        assert (right(), len(BYTES), kind) == (found, version.size, version.kind)
+        assert (right(), len(BYTES), kind) == (content, version.size, version.kind)
         assert [set(), {condition} - {None}] == conditions
 
     @pytest.mark.parametrize("stated", [stated for stated, kind, _ in KINDS if stated])
@@ -494,8 +494,8 @@ class TestWaits:
         waiting.time.sleep = after_all_were_refused
         server.faults.append(busy)
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda n: path.fetch(n, n + 100, version), range(16)))
-        assert [BYTES[n : n + 100] for n in range(16)] == found
+            answers = list(pool.map(lambda n: path.fetch(n, n + 100, version), range(16)))
+        assert [BYTES[n : n + 100] for n in range(16)] == answers
         assert 8 == len(refused)
         (notice,) = logged
         assert notice.getMessage().startswith(f"{server.url[7:]}: HTTP 429: waits 30")

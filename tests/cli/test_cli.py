@@ -476,8 +476,8 @@ class TestUsage:
 
     def test_formats_can_be_printed_as_json(self):
         every = json.loads(call("formats", "--json").stdout)
-        one = json.loads(call("formats", "nvfp4", "--json").stdout)
+        document = json.loads(call("formats", "nvfp4", "--json").stdout)
 
         assert {"name", "summary", "needs"} == every[0].keys()
-        assert one["specification"].strip()
-        assert {key: one[key] for key in ("name", "summary", "needs")} in every
+        assert document["specification"].strip()
+        assert {key: document[key] for key in ("name", "summary", "needs")} in every

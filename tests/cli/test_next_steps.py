@@ -23,8 +23,8 @@ def test_evaluation_with_suitable_input_is_proposed_next(config, asked, tmp_path
     original.mkdir()
     (original / "config.json").write_text(config)
 
-    found = suggest_after_report(SURE, (str(original), "q"), COMMAND, [])
-    assert ["quanterr", "evaluate", str(original), "q", *asked] == shlex.split(found)
+    suggestion = suggest_after_report(SURE, (str(original), "q"), COMMAND, [])
+    assert ["quanterr", "evaluate", str(original), "q", *asked] == shlex.split(suggestion)
 
 
 @pytest.mark.parametrize("config", [None, "{", "[]", '"text"'])
@@ -43,15 +43,15 @@ def candidate(path, rank, bits):
 def test_comparing_the_best_file_is_proposed_next():
     ranking = SimpleNamespace(candidates=[candidate("int8", None, 8), candidate("b b", 1, 8), candidate("c", 2, 4)])
 
-    found = suggest_after_rank(ranking, ["original", "int8", "c", "b b"], [])
-    assert ["quanterr", "compare", "original", "b b", "-o", "report.html"] == shlex.split(found)
+    suggestion = suggest_after_rank(ranking, ["original", "int8", "c", "b b"], [])
+    assert ["quanterr", "compare", "original", "b b", "-o", "report.html"] == shlex.split(suggestion)
 
 
 def test_plan_between_the_candidate_sizes_is_proposed_next():
     ranking = SimpleNamespace(candidates=[candidate("int8_row", 1, 8.5), candidate("ct_pack", 2, 4.25)])
 
-    found = suggest_after_rank(ranking, ["original"], [])
-    assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,ct_pack"] == shlex.split(found)
+    suggestion = suggest_after_rank(ranking, ["original"], [])
+    assert ["quanterr", "plan", "original", "--bits", "6.38", "--to", "int8_row,ct_pack"] == shlex.split(suggestion)
     assert "" == suggest_after_rank(SimpleNamespace(candidates=ranking.candidates[:1]), ["original"], [])
 
 
@@ -68,11 +68,11 @@ def test_proposal_keeps_the_selection_from_the_command(stored):
     shared = ["-l", "!vae", "-lattn", "--exclude=norm", "--importance", "a b.gguf", "--lenient"]
     command = ["quanterr", "rank", "original", "q", "c", *shared, "-o", "ranking.html", "--require", "snr_db > 3"]
 
-    found = shlex.split(
+    words = shlex.split(
         suggest_after_rank(ranking, ["original", "int8_row", "ct_pack"] if stored else ["original"], command)
     )
-    assert shared == [word for word in found if word in shared]
-    assert not {"ranking.html", "--require"} & set(found)
+    assert shared == [word for word in words if word in shared]
+    assert not {"ranking.html", "--require"} & set(words)
 
 
 def test_proposed_budget_can_be_met_by_equally_large_recipes():
@@ -88,8 +88,8 @@ def test_exported_plan_is_not_exported_again(export):
 
 def test_proposed_commands_repeat_no_credentials(tmp_path):
     command = ["quanterr", "compare", "https://host/x", "q"]
-    found = suggest_after_report(SURE, ("https://user:secret@host/x", "q"), command, [])
-    assert "secret" not in found
+    suggestion = suggest_after_report(SURE, ("https://user:secret@host/x", "q"), command, [])
+    assert "secret" not in suggestion
     ranking = SimpleNamespace(candidates=[candidate("https://u:secret@host/q", 1, 8), candidate("c", 2, 4)])
     paths = ["https://u:secret@host/x", "https://u:secret@host/q", "c"]
     assert "secret" not in suggest_after_rank(ranking, paths, [])

@@ -19,10 +19,10 @@ def original():
 
 
 def stored_by(recipe):
-    found = {}
+    tensors = {}
     for name, weight in original().items():
-        found[name], found[f"{name}_scale"] = recipe(weight)
-    return found
+        tensors[name], tensors[f"{name}_scale"] = recipe(weight)
+    return tensors
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +180,14 @@ class TestOutputs:
 class TestGates:
     def test_gates_judge_each_candidate_and_failing_ones_are_still_ranked(self, folder):
         done = rank(folder, "fp8", "int8", "--require", "snr_db >= 35", "--json")
-        found = json.loads(done.stdout)
+        document = json.loads(done.stdout)
 
         assert Status.GATE_FAILED == done.returncode
-        assert ("fail", ["int8", "fp8"]) == (found["verdict"], [c["name"] for c in found["candidates"]])
-        assert ["pass", "fail"] == [c["verdict"] for c in found["candidates"]]
-        assert [1, 2] == [c["rank"] for c in found["candidates"]]
-        assert ["pass", "fail"] == [c["gates"][0]["status"] for c in found["candidates"]]
-        assert found["reasons"][0].startswith("fp8: gate snr_db >= 35 does not hold: 3 of 3 layers")
+        assert ("fail", ["int8", "fp8"]) == (document["verdict"], [c["name"] for c in document["candidates"]])
+        assert ["pass", "fail"] == [c["verdict"] for c in document["candidates"]]
+        assert [1, 2] == [c["rank"] for c in document["candidates"]]
+        assert ["pass", "fail"] == [c["gates"][0]["status"] for c in document["candidates"]]
+        assert document["reasons"][0].startswith("fp8: gate snr_db >= 35 does not hold: 3 of 3 layers")
         assert ["int8:", "fp8:"] == [line for line in done.stderr.splitlines() if line in ("fp8:", "int8:")]
 
     def test_satisfied_gates_exit_with_0_and_misspelt_gates_cost_no_run(self, folder):
@@ -229,9 +229,9 @@ class TestImportance:
     def test_table_adds_the_weighted_snr(self, folder, tmp_path):
         path = tmp_path / "i.dat"
         path.write_bytes(legacy({f"blk.{n}.ffn_up.weight": [1.0] * 64 for n in range(3)}))
-        found = json.loads(rank(folder, "-v", "fp8", "int8", "--importance", path, "--json").stdout)
+        document = json.loads(rank(folder, "-v", "fp8", "int8", "--importance", path, "--json").stdout)
 
-        assert all(abs(c["weighted_snr_db"] - c["snr_db"]) < 1e-6 for c in found["candidates"])
+        assert all(abs(c["weighted_snr_db"] - c["snr_db"]) < 1e-6 for c in document["candidates"])
         assert "weighted SNR dB" in rank(folder, "-v", "fp8", "int8", "--importance", path).stdout
 
 

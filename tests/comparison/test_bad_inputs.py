@@ -813,13 +813,13 @@ def done(row: Row, folder: Path, *more: str) -> Any:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.number}: {row.what[:60]}")
 def test_bad_input_gives_its_status_and_message(tmp_path: Path, row: Row) -> None:
     ended = done(row, tmp_path)
-    told = ended.stdout + ended.stderr
+    output = ended.stdout + ended.stderr
 
-    assert row.status == ended.status, told
+    assert row.status == ended.status, output
     for says in (row.says,) if isinstance(row.says, str) else row.says:
-        assert says in told
+        assert says in output
     assert "Traceback" not in ended.stderr
-    assert all(line.isprintable() for line in told.splitlines())
+    assert all(line.isprintable() for line in output.splitlines())
     assert row.status != UNREADABLE or "" == ended.stdout
 
 
@@ -831,7 +831,7 @@ def test_bad_input_is_accepted_on_demand_with_a_note(tmp_path: Path, row: Row) -
     accepted = done(row, tmp_path, "--lenient", "-o", str(tmp_path / "report.json"))
 
     report = json.loads((tmp_path / "report.json").read_text())
-    notes = [found["message"] for found in report["findings"] if found["code"] == "nonstandard_file"]
+    notes = [finding["message"] for finding in report["findings"] if finding["code"] == "nonstandard_file"]
     assert refused.stderr.endswith(". --lenient accepts it\n")
     assert (OK, 1, []) == (accepted.status, len(notes), report["not_compared"])
     assert f"quanterr: warning: {notes[0]}\n" == accepted.stderr

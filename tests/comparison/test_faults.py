@@ -174,6 +174,6 @@ class TestSignals:
             while process.poll() is None:
                 time.sleep(seconds)
                 process.send_signal(number)
-            said = process.stderr.read()
+            numbers = process.stderr.read()
 
-        assert process.returncode in (-number, SIGNALLED[number]), said
+        assert process.returncode in (-number, SIGNALLED[number]), numbers

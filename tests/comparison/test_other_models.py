@@ -11,16 +11,16 @@ HIDDEN, BLOCKS = 64, 4
 
 def llama(seed=0, width=HIDDEN):
     """Return the tensors of a language model."""
-    found = {
+    tensors = {
         "model.embed_tokens.weight": numbers(96, width, seed=seed),
         "model.norm.weight": 1 + numbers(width, seed=seed),
     }
     for block in range(BLOCKS):
-        prefix, own = f"model.layers.{block}.", 100 * seed + 10 * block
-        found[f"{prefix}input_layernorm.weight"] = 1 + numbers(width, seed=own)
+        prefix, seed_of_block = f"model.layers.{block}.", 100 * seed + 10 * block
+        tensors[f"{prefix}input_layernorm.weight"] = 1 + numbers(width, seed=seed_of_block)
         for n, name in enumerate(("self_attn.q_proj", "mlp.up_proj", "mlp.gate_proj")):
-            found[f"{prefix}{name}.weight"] = numbers(width, width, seed=own + n + 1)
-    return found
+            tensors[f"{prefix}{name}.weight"] = numbers(width, width, seed=seed_of_block + n + 1)
+    return tensors
 
 
 def flux():
@@ -74,11 +74,11 @@ def test_another_original_is_the_only_error(tmp_path, share):
     if share is not None:
         other = {name: w.float() + share * other[name].float().sub(other[name].float().mean()) for name, w in x.items()}
     report = compared(tmp_path, x, in_fp8({name: w.bfloat16() for name, w in other.items()}))
-    found = [one for one in report.findings if one.severity != "info"]
+    findings = [finding for finding in report.findings if finding.severity != "info"]
 
-    assert [("unquantized_changed", "error")] == [(one.code, one.severity) for one in found]
-    assert found[0].message.startswith("another original? 6 of 6 tensors")
-    assert "12 of 12 quantized weights differ by more than rounding explains, too" in found[0].message
+    assert [("unquantized_changed", "error")] == [(finding.code, finding.severity) for finding in findings]
+    assert findings[0].message.startswith("another original? 6 of 6 tensors")
+    assert "12 of 12 quantized weights differ by more than rounding explains, too" in findings[0].message
     assert "another original?" in repr(report)
 
 
@@ -88,4 +88,4 @@ def test_damaged_weights_of_the_right_original_are_not_another_original(tmp_path
     y |= {name: w.view(torch.uint8).flip(1).view(w.dtype) for name, w in y.items() if name.endswith("_proj.weight")}
     report = compared(tmp_path, x, y)
 
-    assert "another original" not in " ".join(found.message for found in report.findings)
+    assert "another original" not in " ".join(finding.message for finding in report.findings)

@@ -13,10 +13,10 @@ from quanterr.errors import CheckpointError, UsageError
 def test_pairs_have_the_numbers_of_a_comparison(tmp_path):
     x, y = pair(tmp_path)
     report = quanterr.compare(x, y)
-    found = {name: quanterr.measure(a, b)["snr_db"] for name, a, b in quanterr.iterate_pairs(x, y)}
+    snr_db = {name: quanterr.measure(a, b)["snr_db"] for name, a, b in quanterr.iterate_pairs(x, y)}
 
     assert {layer.layer_name: layer.snr_db for layer in report.layers} == pytest.approx(
-        {name: snr for name, snr in found.items() if snr != float("inf")}, abs=1e-9
+        {name: snr for name, snr in snr_db.items() if snr != float("inf")}, abs=1e-9
     )
 
 
@@ -24,12 +24,12 @@ def test_pairs_have_the_shape_and_values_of_the_original():
     stored = {"a.weight": numbers(6, 8), "b.weight": torch.rand(2, 3, 4, dtype=torch.float64)}
     codes, scale = quantized_int8(stored["a.weight"])
     quantized = {"a.weight": codes, "a.weight_scale": scale, "b.weight": stored["b.weight"]}
-    found = {name: (x, y) for name, x, y in quanterr.iterate_pairs(stored, quantized)}
+    values = {name: (x, y) for name, x, y in quanterr.iterate_pairs(stored, quantized)}
 
-    assert stored.keys() == found.keys()
-    assert torch.equal(found["a.weight"][0], stored["a.weight"].float())
-    assert torch.equal(found["a.weight"][1], codes.float() * scale)
-    assert all(torch.equal(side, stored["b.weight"]) for side in found["b.weight"])
+    assert stored.keys() == values.keys()
+    assert torch.equal(values["a.weight"][0], stored["a.weight"].float())
+    assert torch.equal(values["a.weight"][1], codes.float() * scale)
+    assert all(torch.equal(side, stored["b.weight"]) for side in values["b.weight"])
 
 
 def test_layers_are_chosen_as_in_a_comparison(tmp_path):
@@ -37,16 +37,16 @@ def test_layers_are_chosen_as_in_a_comparison(tmp_path):
     report = quanterr.compare(x, y, layers="attn")
 
     names = {layer.layer_name for layer in (*report.layers, *report.lossless)}
-    assert names == {one.name for one in quanterr.iterate_pairs(x, y, layers_to_compare="attn")}
+    assert names == {pair.name for pair in quanterr.iterate_pairs(x, y, layers_to_compare="attn")}
     with pytest.raises(UsageError, match='no layer matches "atn"'):
         quanterr.iterate_pairs(x, y, layers="atn")
 
 
 def test_tensors_left_out_are_counted_in_the_log(logged):
     stored = {"a.weight": numbers(4, 4), "b.weight": numbers(4, 4), "ids": torch.arange(4)}
-    found = [one.name for one in quanterr.iterate_pairs(stored, {"a.weight": numbers(4, 4), "ids": torch.arange(4)})]
+    names = [pair.name for pair in quanterr.iterate_pairs(stored, {"a.weight": numbers(4, 4), "ids": torch.arange(4)})]
 
-    assert ["a.weight"] == found
+    assert ["a.weight"] == names
     assert ["2 tensors left out; compare lists them"] == [record.getMessage() for record in logged]
 
 

@@ -29,10 +29,10 @@ def original():
 
 
 def stored_by(recipe, tensors, names=(A, B, C)):
-    found = dict(tensors)
+    stored = dict(tensors)
     for name in names:
-        found[name], found[f"{name}_scale"] = recipe(tensors[name])
-    return found
+        stored[name], stored[f"{name}_scale"] = recipe(tensors[name])
+    return stored
 
 
 def coarse(x):
@@ -63,47 +63,49 @@ def by_name(ranking):
 
 class TestOrder:
     def test_smallest_error_comes_first_in_any_given_order(self, rank):
-        found = rank(
+        ranking = rank(
             coarse=stored_by(coarse, original()),
             fp8=stored_by(quantized_fp8, original()),
             int8=stored_by(quantized_int8, original()),
         )
 
-        assert ["int8", "fp8", "coarse"] == [c.name for c in found.candidates]
-        assert [1, 2, 3] == [c.rank for c in found.candidates]
-        assert ("pass", [A, B, C]) == (found.verdict, [layer.layer_name for layer in found.layers])
+        assert ["int8", "fp8", "coarse"] == [c.name for c in ranking.candidates]
+        assert [1, 2, 3] == [c.rank for c in ranking.candidates]
+        assert ("pass", [A, B, C]) == (ranking.verdict, [layer.layer_name for layer in ranking.layers])
 
     def test_numbers_equal_compare_where_the_same_layers_differ(self, rank, tmp_path, x):
-        found = by_name(rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original())))
+        candidates = by_name(rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original())))
         report = quanterr.compare(x, tmp_path / "fp8.safetensors", device="cpu")
         n = 3 * 64 * 128
 
         # Energies of the original are summed in float32 or float64, as their errors require.
-        assert math.isclose(report.aggregate.overall_snr_db, found["fp8"].snr_db, rel_tol=1e-9)
-        assert report.aggregate.overall_snr_db == found["fp8"].overall_snr_db
-        assert math.isclose(n * report.aggregate.mean_squared_error, found["fp8"].squared_error, rel_tol=1e-12)
-        assert report.aggregate.worst_layer_snr_db == found["fp8"].worst_layer.snr_db
-        assert n + 3 * 4 + 2 * 128 == found["fp8"].bytes
-        assert 8 * (n + 3 * 4 + 2 * 128) / (n + 128) == found["fp8"].bits_per_weight
-        assert {"fp8_tensor": 3} == found["fp8"].formats
+        assert math.isclose(report.aggregate.overall_snr_db, candidates["fp8"].snr_db, rel_tol=1e-9)
+        assert report.aggregate.overall_snr_db == candidates["fp8"].overall_snr_db
+        assert math.isclose(n * report.aggregate.mean_squared_error, candidates["fp8"].squared_error, rel_tol=1e-12)
+        assert report.aggregate.worst_layer_snr_db == candidates["fp8"].worst_layer.snr_db
+        assert n + 3 * 4 + 2 * 128 == candidates["fp8"].bytes
+        assert 8 * (n + 3 * 4 + 2 * 128) / (n + 128) == candidates["fp8"].bits_per_weight
+        assert {"fp8_tensor": 3} == candidates["fp8"].formats
 
     def test_layer_left_alone_adds_no_error_but_stays_in_the_sum(self, rank):
         """If each candidate were pooled over its own layers, the one that quantizes only one of them would be last."""
-        found = rank(all=stored_by(quantized_fp8, original()), one=stored_by(quantized_fp8, original(), [A]))
-        one, every = by_name(found)["one"], by_name(found)["all"]
+        ranking = rank(all=stored_by(quantized_fp8, original()), one=stored_by(quantized_fp8, original(), [A]))
+        candidate, every = by_name(ranking)["one"], by_name(ranking)["all"]
 
-        assert ([1, 2], ["all", "one"]) == ([one.rank, every.rank], found.front)
-        assert one.squared_error == next(c.squared_error for c in found.layers[0].choices if c.candidate == "all")
-        assert one.snr_db > every.snr_db + 4
-        assert abs(one.overall_snr_db - every.overall_snr_db) < 1
+        assert ([1, 2], ["all", "one"]) == ([candidate.rank, every.rank], ranking.front)
+        assert candidate.squared_error == next(
+            c.squared_error for c in ranking.layers[0].choices if c.candidate == "all"
+        )
+        assert candidate.snr_db > every.snr_db + 4
+        assert abs(candidate.overall_snr_db - every.overall_snr_db) < 1
 
     def test_copy_has_neither_error_nor_snr(self, rank):
-        found = rank(copy=original(), fp8=stored_by(quantized_fp8, original()))
-        copy = by_name(found)["copy"]
+        ranking = rank(copy=original(), fp8=stored_by(quantized_fp8, original()))
+        copy = by_name(ranking)["copy"]
 
         assert (1, 0.0, None, True) == (copy.rank, copy.squared_error, copy.snr_db, copy.on_front)
-        assert ["fp8", "copy"] == found.front
-        assert {"copy"} == {layer.best for layer in found.layers}
+        assert ["fp8", "copy"] == ranking.front
+        assert {"copy"} == {layer.best for layer in ranking.layers}
 
     def test_equal_candidates_are_both_on_the_front(self, rank):
         tensors = stored_by(quantized_fp8, original())
@@ -112,9 +114,9 @@ class TestOrder:
 
     def test_changed_norms_do_not_count_as_weight_error(self, rank):
         tensors = stored_by(quantized_fp8, original())
-        found = by_name(rank(a=tensors, b=tensors | {NORM: original()[NORM] * 1.001}))
+        candidates = by_name(rank(a=tensors, b=tensors | {NORM: original()[NORM] * 1.001}))
 
-        assert found["a"].squared_error == found["b"].squared_error
+        assert candidates["a"].squared_error == candidates["b"].squared_error
 
 
 class TestFront:
@@ -122,11 +124,11 @@ class TestFront:
         rows = stored_by(coarse, original())
         for name in (A, B, C):  # the same numbers in more bytes
             rows[f"{name}_scale"] = rows[f"{name}_scale"].expand(64, 1).contiguous()
-        found = rank(rows=rows, int8=stored_by(quantized_int8, original()), copy=original())
-        behind = by_name(found)["rows"]
+        ranking = rank(rows=rows, int8=stored_by(quantized_int8, original()), copy=original())
+        behind = by_name(ranking)["rows"]
 
         assert (False, "int8") == (behind.on_front, behind.behind)
-        assert ["int8", "copy"] == found.front
+        assert ["int8", "copy"] == ranking.front
 
 
 class TestInconclusive:
@@ -148,9 +150,9 @@ class TestInconclusive:
     def test_candidate_with_vanishing_squares_is_inconclusive(self, rank, x):
         """Its squared errors are 0 in float64, as if it had no error."""
         tiny = 1e-200 * numbers(64, 128).double()
-        found = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
+        candidates = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
 
-        assert (1, None) == (found["good"].rank, found["bad"].rank)
+        assert (1, None) == (candidates["good"].rank, candidates["bad"].rank)
 
     def test_inconclusive_candidate_changes_nothing_for_the_others(self, found, rank):
         alone = rank(fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
@@ -161,29 +163,29 @@ class TestInconclusive:
     def test_inconclusive_candidates_alone_rank_nothing(self, rank):
         less = stored_by(quantized_fp8, original())
         del less[A], less[f"{A}_scale"]
-        found = rank(a=less, b=less)
+        ranking = rank(a=less, b=less)
 
-        assert ([], [], []) == (found.front, found.layers, found.swaps)
-        assert [None, None] == [candidate.rank for candidate in found.candidates]
-        assert "only in the original" in found.reasons[0]
+        assert ([], [], []) == (ranking.front, ranking.layers, ranking.swaps)
+        assert [None, None] == [candidate.rank for candidate in ranking.candidates]
+        assert "only in the original" in ranking.reasons[0]
 
     def test_candidate_without_a_finite_error_is_not_ranked(self, tmp_path, x):
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
         first, second = compare_each(x, paths, CompareOptions(device="cpu"))
         undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
-        found = make_ranking(["a", "b"], [first, replace(second, layers=undefined)])
+        ranking = make_ranking(["a", "b"], [first, replace(second, layers=undefined)])
 
-        assert ("inconclusive", ["a"]) == (found.verdict, found.front)
-        assert f"the error of {A} is undefined" == found.candidates[1].not_ranked
+        assert ("inconclusive", ["a"]) == (ranking.verdict, ranking.front)
+        assert f"the error of {A} is undefined" == ranking.candidates[1].not_ranked
 
     def test_interrupted_candidates_are_all_inconclusive(self, tmp_path, x):
         stop = threading.Event()
         stop.set()
         paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
-        found = quanterr.rank(x, paths, device="cpu", stop=stop)
+        ranking = quanterr.rank(x, paths, device="cpu", stop=stop)
 
-        assert (False, "inconclusive", []) == (found.complete, found.verdict, found.front)
-        assert all("interrupted" in candidate.not_ranked for candidate in found.candidates)
+        assert (False, "inconclusive", []) == (ranking.complete, ranking.verdict, ranking.front)
+        assert all("interrupted" in candidate.not_ranked for candidate in ranking.candidates)
 
 
 class TestLayers:
@@ -193,17 +195,17 @@ class TestLayers:
         paths = [
             store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, x, [name])) for n, name in enumerate(names)
         ]
-        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths[::-1], device="cpu")
+        ranking = quanterr.rank(store(tmp_path / "x.safetensors", x), paths[::-1], device="cpu")
 
-        assert names == [layer.layer_name for layer in found.layers]
+        assert names == [layer.layer_name for layer in ranking.layers]
 
     def test_each_layer_has_its_best_candidate(self, rank):
-        one = stored_by(quantized_int8, original(), [A]) | stored_by(coarse, {B: original()[B]}, [B])
-        mixed = original() | one | stored_by(quantized_int8, {C: original()[C]}, [C])
-        found = rank(mixed=mixed, fp8=stored_by(quantized_fp8, original()))
+        half_good = stored_by(quantized_int8, original(), [A]) | stored_by(coarse, {B: original()[B]}, [B])
+        mixed = original() | half_good | stored_by(quantized_int8, {C: original()[C]}, [C])
+        ranking = rank(mixed=mixed, fp8=stored_by(quantized_fp8, original()))
 
-        assert {A: "mixed", B: "fp8", C: "mixed"} == {layer.layer_name: layer.best for layer in found.layers}
-        assert {"mixed": 2, "fp8": 1} == {c.name: c.best_layers for c in found.candidates}
+        assert {A: "mixed", B: "fp8", C: "mixed"} == {layer.layer_name: layer.best for layer in ranking.layers}
+        assert {"mixed": 2, "fp8": 1} == {c.name: c.best_layers for c in ranking.candidates}
 
 
 class TestSwaps:
@@ -211,26 +213,28 @@ class TestSwaps:
         x = original()
         bad = stored_by(quantized_int8, x, [A, C]) | stored_by(coarse, {B: x[B]}, [B])
         # C stays unquantized, so the candidate is much larger.
-        found = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))
-        (swaps,) = (swaps for swaps in found.swaps if swaps.candidate == "bad")
+        ranking = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))
+        (swaps,) = (swaps for swaps in ranking.swaps if swaps.candidate == "bad")
         (swap,) = swaps.layers
-        own = by_name(found)["bad"]
-        errors = {choice.candidate: choice.squared_error for choice in found.layers[1].choices}
+        candidate = by_name(ranking)["bad"]
+        errors = {choice.candidate: choice.squared_error for choice in ranking.layers[1].choices}
 
         assert (B, "good", "int8_tensor", 0) == (swap.layer_name, swap.take_from, swap.format, swap.bytes_change)
         assert errors["good"] - errors["bad"] == swap.squared_error_change == swaps.squared_error_change
-        assert own.bytes == swaps.bytes
-        error = own.squared_error + swap.squared_error_change
-        assert math.isclose(10 ** (-swaps.snr_db / 10) / 10 ** (-own.snr_db / 10), error / own.squared_error)
+        assert candidate.bytes == swaps.bytes
+        error = candidate.squared_error + swap.squared_error_change
+        assert math.isclose(
+            10 ** (-swaps.snr_db / 10) / 10 ** (-candidate.snr_db / 10), error / candidate.squared_error
+        )
 
     def test_swaps_state_their_cost_and_come_by_gain_per_byte(self, rank):
-        found = rank(coarse=stored_by(coarse, original()), copy=original())
-        (swaps,) = found.swaps
+        ranking = rank(coarse=stored_by(coarse, original()), copy=original())
+        (swaps,) = ranking.swaps
         gains = [swap.squared_error_change / swap.bytes_change for swap in swaps.layers]
 
         assert ("coarse", sorted(gains)) == (swaps.candidate, gains)
         assert {64 * 128 - 4} == {swap.bytes_change for swap in swaps.layers}
-        assert by_name(found)["copy"].bytes == swaps.bytes
+        assert by_name(ranking)["copy"].bytes == swaps.bytes
         assert None is swaps.snr_db
 
     def test_swaps_include_all_layers_that_cost_nothing_and_few_others(self, tmp_path):
@@ -247,8 +251,8 @@ class TestSwaps:
 
     def test_swaps_mix_only_formats_that_one_runtime_loads(self, x):
         """Better layers in ggml's types cannot be loaded with INT4 from compressed-tensors; those in INT8 can."""
-        found = quanterr.sweep(x, to=["int4_g32", "gguf_q4_1", "gguf_q8_0", "int8_row"], device="cpu")
-        taken = {swaps.candidate: {swap.take_from for swap in swaps.layers} for swaps in found.swaps}
+        ranking = quanterr.sweep(x, to=["int4_g32", "gguf_q4_1", "gguf_q8_0", "int8_row"], device="cpu")
+        taken = {swaps.candidate: {swap.take_from for swap in swaps.layers} for swaps in ranking.swaps}
 
         assert {"int4_g32": {"int8_row"}, "gguf_q4_1": {"gguf_q8_0"}} == {
             name: taken[name] for name in ("int4_g32", "gguf_q4_1")
@@ -265,11 +269,11 @@ class TestSwaps:
         folded[norm] = (x[norm].float() / factors).bfloat16()
         plain = stored_by(coarse, x, [name for name in x if name != norm])
         paths = [store(tmp_path / f"{name}.safetensors", t) for name, t in (("folded", folded), ("plain", plain))]
-        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
+        ranking = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
 
-        assert any(f.code == "folded_scales" for f in by_name(found)["folded"].findings)
-        assert 2 == len(found.layers)
-        assert [] == found.swaps
+        assert any(f.code == "folded_scales" for f in by_name(ranking)["folded"].findings)
+        assert 2 == len(ranking.layers)
+        assert [] == ranking.swaps
 
 
 class TestKept:
@@ -281,40 +285,40 @@ class TestKept:
             store(tmp_path / "bad.safetensors", bad),
             store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, x, names)),
         ]
-        found = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
-        (kept,) = found.kept
+        ranking = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
+        (kept,) = ranking.kept
         (layer,) = kept.layers
 
         assert ("bad", names[0], None, "BF16") == (kept.candidate, layer.layer_name, layer.take_from, layer.format)
-        assert kept.bytes == by_name(found)["bad"].bytes + layer.bytes_change
-        assert "; 1 layer of " in conclusion(found)
-        assert " kept in BF16 gives" in conclusion(found)
+        assert kept.bytes == by_name(ranking)["bad"].bytes + layer.bytes_change
+        assert "; 1 layer of " in conclusion(ranking)
+        assert " kept in BF16 gives" in conclusion(ranking)
 
     def test_budget_applies_to_each_candidate(self, tmp_path, x):
         paths = [
             store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
             for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
         ]
-        found = quanterr.rank(x, paths, device="cpu", keep_original=f"{2 * 64 * 128}")
-        own = by_name(found)
+        ranking = quanterr.rank(x, paths, device="cpu", keep_original=f"{2 * 64 * 128}")
+        candidates = by_name(ranking)
 
-        assert ["int8", "coarse"] == [kept.candidate for kept in found.kept]
-        for kept in found.kept:
+        assert ["int8", "coarse"] == [kept.candidate for kept in ranking.kept]
+        for kept in ranking.kept:
             assert 2 == len(kept.layers)
             assert kept.bytes_change <= 2 * 64 * 128
-            left = own[kept.candidate].squared_error + kept.squared_error_change
-            gain = kept.snr_db - own[kept.candidate].snr_db
-            assert math.isclose(gain, 10 * math.log10(own[kept.candidate].squared_error / left))
+            left = candidates[kept.candidate].squared_error + kept.squared_error_change
+            gain = kept.snr_db - candidates[kept.candidate].snr_db
+            assert math.isclose(gain, 10 * math.log10(candidates[kept.candidate].squared_error / left))
 
     def test_requested_gain_is_reached(self, tmp_path, x):
         paths = [
             store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
             for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
         ]
-        found = quanterr.rank(x, paths, device="cpu", keep_original="3dB")
+        ranking = quanterr.rank(x, paths, device="cpu", keep_original="3dB")
 
-        for kept in found.kept:
-            assert kept.snr_db >= by_name(found)[kept.candidate].snr_db + 3
+        for kept in ranking.kept:
+            assert kept.snr_db >= by_name(ranking)[kept.candidate].snr_db + 3
             assert 2 == len(kept.layers)
 
 
@@ -335,15 +339,17 @@ class TestSensitivity:
             store(tmp_path / "int8.safetensors", int8),
             store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original())),
         ]
-        found = quanterr.rank(x, paths, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5, b=100.0, x=1))
+        ranking = quanterr.rank(
+            x, paths, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5, b=100.0, x=1)
+        )
         reports = {path.stem: quanterr.compare(x, path, device="cpu") for path in paths}
 
-        for candidate in found.candidates:
+        for candidate in ranking.candidates:
             nmse = {layer.layer_name: layer.nmse for layer in reports[candidate.name].layers}
             assert math.isclose(0.5 * nmse[A] + 100 * nmse[B], candidate.predicted_kld, rel_tol=1e-12)
-        best, other = sorted(found.candidates, key=lambda candidate: candidate.predicted_kld)
-        told = f"; {best.name} has the lowest predicted KLD" in conclusion(found)
-        assert told == (best.name != found.candidates[0].name)
+        best, other = sorted(ranking.candidates, key=lambda candidate: candidate.predicted_kld)
+        is_named = f"; {best.name} has the lowest predicted KLD" in conclusion(ranking)
+        assert is_named == (best.name != ranking.candidates[0].name)
         assert best.predicted_kld < other.predicted_kld
 
     def test_sensitivity_gives_each_layer_its_share_and_gates_may_ask_for_it(self, tmp_path, x):
@@ -354,7 +360,7 @@ class TestSensitivity:
         assert [(A, 0.5 * known[0].nmse)] == [(layer.layer_name, layer.predicted_kld) for layer in known]
         assert known[0].predicted_kld == report.aggregate.predicted_kld
         assert str(tmp_path / "s.json") == report.settings.sensitivity
-        assert "sensitivity_missing" in [found.code for found in report.findings]
+        assert "sensitivity_missing" in [finding.code for finding in report.findings]
         assert any(line.startswith("predicted KLD: ") and line.endswith(f"from {A}") for line in report.view(0).summary)
         assert "pass" == apply_rules(report, [Rule("g", parse("global(predicted_kld) <= 1"))]).verdict
         assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
@@ -419,10 +425,10 @@ def test_candidate_may_be_an_open_checkpoint(tmp_path, x):
 
 class TestConclusion:
     def test_conclusion_names_the_best_its_lead_and_its_price(self, rank):
-        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
-        lead = found.candidates[0].snr_db - found.candidates[1].snr_db
+        ranking = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        lead = ranking.candidates[0].snr_db - ranking.candidates[1].snr_db
 
-        assert conclusion(found).startswith(f"int8 is best by its weights: {lead:.2f} dB more than fp8 ")
+        assert conclusion(ranking).startswith(f"int8 is best by its weights: {lead:.2f} dB more than fp8 ")
 
     @pytest.mark.parametrize(
         ("sizes", "words"),
@@ -434,18 +440,18 @@ class TestConclusion:
         ],
     )
     def test_conclusion_compares_the_price_with_the_second(self, rank, sizes, words):
-        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
-        for candidate, size in zip(found.candidates, sizes, strict=True):
+        ranking = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        for candidate, size in zip(ranking.candidates, sizes, strict=True):
             candidate.bytes = size
 
-        assert conclusion(found).endswith(words)
+        assert conclusion(ranking).endswith(words)
 
     def test_conclusion_states_that_no_candidate_can_be_ranked(self, rank):
-        found = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
-        for candidate in found.candidates:
+        ranking = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        for candidate in ranking.candidates:
             candidate.rank = None
 
-        assert "no candidate can be ranked" == conclusion(found)
+        assert "no candidate can be ranked" == conclusion(ranking)
 
 
 class TestGivenNames:
@@ -454,10 +460,10 @@ class TestGivenNames:
     def test_candidates_in_a_dict_have_its_names(self, x, tmp_path):
         path = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
         in_memory = {A: original()[A] + 0.01, B: original()[B], C: original()[C], NORM: original()[NORM]}
-        found = quanterr.rank(x, {"of/mine": path, "theirs": in_memory}, against="int8_row", device="cpu")
+        ranking = quanterr.rank(x, {"of/mine": path, "theirs": in_memory}, against="int8_row", device="cpu")
 
-        assert {"of/mine", "theirs", "int8_row"} == by_name(found).keys()
-        assert str(path) == by_name(found)["of/mine"].path
+        assert {"of/mine", "theirs", "int8_row"} == by_name(ranking).keys()
+        assert str(path) == by_name(ranking)["of/mine"].path
 
     def test_name_that_occurs_twice_is_refused(self, x):
         with pytest.raises(UsageError, match=r"^int8_row: two candidates have this name$"):

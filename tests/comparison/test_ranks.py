@@ -59,8 +59,8 @@ ranks.Ranks.finish = lambda own, parts: print(len(parts), file=sys.stderr) or fi
 
 def environment(rank, world, port):
     """Return the variables that torchrun sets."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    return {key: str(value) for key, value in own.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    return {key: str(value) for key, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def start_within(seconds):
@@ -114,8 +114,8 @@ class TestEvaluate:
         pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
         folder = tmp_path_factory.mktemp("evaluate")
         mixtral, bert, draft = (saved(name, folder / name) for name in ("mixtral", "bert", "llama"))
-        for one in (mixtral, draft):
-            with_words(one)
+        for model_folder in (mixtral, draft):
+            with_words(model_folder)
         more = (
             "--against",
             "fp8_row,int4_g32",
@@ -133,12 +133,12 @@ class TestEvaluate:
 
     @pytest.mark.parametrize(("name", "world"), [("mixtral", 4), ("bert", 3)])
     def test_evaluation_by_several_ranks_equals_one_process(self, words, tmp_path, name, world):
-        one, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
-        output_errors = [each.pop("output errors") for each in (one, many)]
-        for each in (one, many):
-            del each["checksum"]  # the checksum covers their digits
+        of_one_process, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
+        output_errors = [document.pop("output errors") for document in (of_one_process, many)]
+        for evaluation in (of_one_process, many):
+            del evaluation["checksum"]  # the checksum covers their digits
 
-        assert one == many
+        assert of_one_process == many
         # Sums over micro-batches are added in another order.
         assert pytest.approx(output_errors[0], rel=1e-9) == output_errors[1]
 
@@ -149,18 +149,20 @@ class TestEvaluate:
         done = run(world, "evaluate", *words, "--saliency-out", "s.json", "--importance-out", "i.gguf", cwd=cwd)
         assert {Status.OK} == {status for status, _, _ in done}, done
         assert not "".join(out + err for _, out, err in done[1:])
-        found = without_run(done[0][1])
-        rows = [row | {"of": one["name"]} for one in found["candidates"] for row in one.pop("weights")]
+        document = without_run(done[0][1])
+        rows = [
+            row | {"of": candidate["name"]} for candidate in document["candidates"] for row in candidate.pop("weights")
+        ]
         salient = json.loads((cwd / "s.json").read_text())["weights"]
-        return found | {
+        return document | {
             "output errors": {(row["of"], row["layer_name"]): row["output_error"] for row in rows},
             "salient": {row["layer_name"]: (row["inputs"], row["columns"]) for row in salient},
             "importance": (cwd / "i.gguf").stat().st_size,
         }
 
     def test_ranks_with_other_tokens_are_an_error(self, words, tmp_path):
-        own = ["evaluate", *words["bert"]]
-        done = meet([own, [*own, "--chunks", 4]], [tmp_path] * 2)
+        words_of_bert = ["evaluate", *words["bert"]]
+        done = meet([words_of_bert, [*words_of_bert, "--chunks", 4]], [tmp_path] * 2)
 
         assert [Status.USAGE] * 2 == [status for status, _, _ in done]
         assert "rank 1 differs from rank 0 in tokens" in done[0].stderr
@@ -189,7 +191,7 @@ def test_each_rank_has_its_own_device(original, tmp_path):
         "-l",
         r"re:layers\.[0-3]\.",
     )
-    one, two = (
+    on_one_device, two = (
         meet(
             [words] * world,
             [tmp_path] * world,
@@ -198,9 +200,9 @@ def test_each_rank_has_its_own_device(original, tmp_path):
         for world in (1, 2)
     )
 
-    assert {Status.OK} == {status for status, _, _ in (*one, *two)}, two
+    assert {Status.OK} == {status for status, _, _ in (*on_one_device, *two)}, two
     assert "sim:0 (simulated)" == json.loads(two[0].stdout)["run"]["device"]
-    assert without_run(one[0].stdout) == without_run(two[0].stdout)
+    assert without_run(on_one_device[0].stdout) == without_run(two[0].stdout)
 
 
 def with_folded_scales(folder):
@@ -213,7 +215,7 @@ def with_folded_scales(folder):
     y["model.layers.3.mlp.up_proj.weight"][17] *= -3
     matrix = {f"blk.{n}.ffn_up.weight": numbers(1, 128, seed=n).float().square() for n in range(9)}
     (folder / "m.dat").write_bytes(legacy({name: means.numpy() for name, means in matrix.items()}))
-    return [store(folder / f"{side}.safetensors", each) for side, each in (("x", x), ("y", y))]
+    return [store(folder / f"{side}.safetensors", tensors) for side, tensors in (("x", x), ("y", y))]
 
 
 def with_experts(folder):
@@ -224,9 +226,9 @@ def with_experts(folder):
         stack = numbers(3, 40 + 8 * n, 64, seed=n).float()
         x |= {name.format(n): stack[expert].clone() for expert, name in enumerate(names)}
         raw = gguf.quants.quantize(stack.numpy(), gguf.GGMLQuantizationType.Q4_0)
-        own = f"blk.{n}.ffn_up_exps.weight"
-        stacks.append(Stored(own, "Q4_0", tuple(stack.shape), raw.tobytes()))
-        matrix[own] = numbers(3, 64, seed=n).float().square()
+        stack_name = f"blk.{n}.ffn_up_exps.weight"
+        stacks.append(Stored(stack_name, "Q4_0", tuple(stack.shape), raw.tobytes()))
+        matrix[stack_name] = numbers(3, 64, seed=n).float().square()
     (folder / "m.dat").write_bytes(legacy({name: means.numpy() for name, means in matrix.items()}))
     quantized = write_gguf(folder / "y.gguf", stacks, [key("general.architecture", TEXT, "llama")])
     return [store(folder / "x.safetensors", x), quantized]
@@ -235,17 +237,17 @@ def with_experts(folder):
 @pytest.mark.parametrize("made", [with_folded_scales, with_experts])
 def test_results_from_pairing_are_the_same_on_every_rank(tmp_path, made):
     words = ("compare", *made(tmp_path), "--importance", tmp_path / "m.dat", "--device", "cpu", "-q", "-o", "-")
-    (_, alone, said), *_ = run(1, *words, cwd=tmp_path)
-    assert alone, said
+    (_, alone, messages), *_ = run(1, *words, cwd=tmp_path)
+    assert alone, messages
     done = run(3, *words, cwd=tmp_path)
 
     assert without_run(alone) == without_run(done[0][1])
-    found = json.loads(alone)
-    assert found["aggregate"]["weighted_snr_db"] is not None
+    document = json.loads(alone)
+    assert document["aggregate"]["weighted_snr_db"] is not None
     if made is with_folded_scales:
-        assert {"folded_scales", "scale_factor"} <= {finding["code"] for finding in found["findings"]}
+        assert {"folded_scales", "scale_factor"} <= {finding["code"] for finding in document["findings"]}
     else:
-        assert {"gguf_q4_0"} == {layer["format"] for layer in found["layers"]}
+        assert {"gguf_q4_0"} == {layer["format"] for layer in document["layers"]}
 
 
 def test_sampled_sweep_is_shared_among_ranks(original, tmp_path):
@@ -333,7 +335,7 @@ def test_killed_ranks_resume_their_run(original, alone, tmp_path, moment):
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json", "--resume", "journal")
     before = start_within(20) + signalled_before("quanterr.comparison.journal.Journal.add", moment + 1)
     killed = run(3, *words, cwd=tmp_path, before=before)
-    assert -signal.SIGKILL in {each.status for each in killed}
+    assert -signal.SIGKILL in {rank.status for rank in killed}
     assert {Status.OK} == {status for status, _, _ in run(3, *words, cwd=tmp_path)}
 
     assert alone == without_run((tmp_path / "s.json").read_text())
@@ -351,24 +353,24 @@ def test_node_with_another_file_is_named(original, tmp_path):
     shutil.copy(original, tmp_path / "a/x.safetensors")
     store(tmp_path / "b/x.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 256)})
     done = meet([("sweep", "x.safetensors", *RECIPES, "-o", "s.json")] * 2, [tmp_path / name for name in "ab"])
-    said = [each.stderr for each in done]
+    stderrs = [rank.stderr for rank in done]
 
     assert [Status.USAGE] * 2 == [status for status, _, _ in done]
     assert re.search(
-        "rank 1 differs from rank 0 in inputs, contents, plan|rank 0 differs from rank 1 in inputs", said[0]
+        "rank 1 differs from rank 0 in inputs, contents, plan|rank 0 differs from rank 1 in inputs", stderrs[0]
     )
-    assert "" == said[1]
+    assert "" == stderrs[1]
     assert not (tmp_path / "a/s.json").exists()
 
 
 def test_file_missing_on_one_node_ends_all_ranks(original, tmp_path):
     names = (original, original, "missing.safetensors")
     done = meet([("sweep", name, *RECIPES, "-q") for name in names], [tmp_path] * 3)
-    said = [each.stderr for each in done]
+    stderrs = [rank.stderr for rank in done]
 
     assert [Status.UNREADABLE] * 3 == [status for status, _, _ in done]
-    assert "quanterr: rank 2: missing.safetensors: no such file" in said[0]
-    assert ["", ""] == said[1:]
+    assert "quanterr: rank 2: missing.safetensors: no such file" in stderrs[0]
+    assert ["", ""] == stderrs[1:]
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
@@ -380,7 +382,7 @@ def test_dying_rank_ends_all_ranks(original, alone, tmp_path, moment):
     befores[victim] += signalled(chosen.uniform(0.5, 1.5) if moment % 2 else chosen.uniform(0, 0.5))
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
     started = time.monotonic()
-    statuses = [each.status for each in meet([words] * 3, [tmp_path] * 3, befores)]
+    statuses = [rank.status for rank in meet([words] * 3, [tmp_path] * 3, befores)]
     others = [status for n, status in enumerate(statuses) if n != victim]
 
     assert time.monotonic() - started < LIMIT

@@ -204,5 +204,5 @@ def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
             assert -signal.SIGKILL == status
             kills, started = kills + 1, time.monotonic()
         seconds = min(seconds, time.monotonic() - started)  # on a less busy machine, a run may end earlier
-        found = json.loads((tmp_path / "killed.json").read_text())
-        assert expected | {"run": None} == found | {"run": None}
+        document = json.loads((tmp_path / "killed.json").read_text())
+        assert expected | {"run": None} == document | {"run": None}

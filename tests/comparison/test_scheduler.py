@@ -61,13 +61,13 @@ class TestDigits:
             weights = pair(original, quantized, LayerSelection()).pairs[0]
             worker = Worker(CPU, CPU_CHUNK, 0.01)
             whole = Chunk(0, 70, 0, 100)
-            found = quanterr.measure(
+            metrics = quanterr.measure(
                 weights.original.dequantize(whole, worker._buffers.original).weight.clone(),
                 weights.quantized.dequantize(whole, worker._buffers.quantized[0]).weight.clone(),
             )
 
-        assert found["snr_db"] == layer.snr_db
-        assert found["cosine_similarity"] == layer.cosine_similarity
+        assert metrics["snr_db"] == layer.snr_db
+        assert metrics["cosine_similarity"] == layer.cosine_similarity
 
 
 class TestMemory:
@@ -221,15 +221,15 @@ class TestRoom:
         files = stored(tmp_path, a=shape)
         with pytest.MonkeyPatch.context() as patch:
             whole, _ = self.run(files, [], patch, 1 << 14)
-        found, run = self.run(files, tried, monkeypatch, largest, may_move=True, method=method)
+        sums, run = self.run(files, tried, monkeypatch, largest, may_move=True, method=method)
 
         assert [1 << size for size in sizes] == list(dict.fromkeys(size for _, size in tried))
         assert (sizes[-1] == 11) == (CPU in [device for device, _ in tried])
         assert ("a.weight" if sizes[-1] == 11 else "") == run.moved_at
-        assert math.isclose(as_float(whole.e_sq), as_float(found.e_sq), rel_tol=FEW)
-        assert math.isclose(as_float(whole.x_sq), as_float(found.x_sq), rel_tol=FEW)
-        assert (whole.n, whole.e_max, whole.histogram) == (found.n, found.e_max, found.histogram)
-        assert whole.worst == found.worst or shape[0] == 2  # pieces of a row have their extremes in other places
+        assert math.isclose(as_float(whole.e_sq), as_float(sums.e_sq), rel_tol=FEW)
+        assert math.isclose(as_float(whole.x_sq), as_float(sums.x_sq), rel_tol=FEW)
+        assert (whole.n, whole.e_max, whole.histogram) == (sums.n, sums.e_max, sums.histogram)
+        assert whole.worst == sums.worst or shape[0] == 2  # pieces of a row have their extremes in other places
         assert run.progress.done_bytes == run.progress.total_bytes
 
     def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, tried):

@@ -22,6 +22,6 @@ def test_no_file_is_read_while_the_report_is_assembled(tmp_path, monkeypatch):
         return make_report(self, original, quantized, *others)
 
     monkeypatch.setattr(ReportBuilder, "report", close_first)
-    found = {finding.code for finding in quanterr.compare(*paths, device="cpu").findings}
+    codes = {finding.code for finding in quanterr.compare(*paths, device="cpu").findings}
 
-    assert {"scale_factor", "scale_negative"} <= found
+    assert {"scale_factor", "scale_negative"} <= codes

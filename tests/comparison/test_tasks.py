@@ -26,10 +26,10 @@ def original():
 
 
 def stored_by(recipe, tensors):
-    found = {}
+    stored_tensors = {}
     for name, weight in tensors.items():
-        found[name], found[f"{name}_scale"] = recipe(weight)
-    return found
+        stored_tensors[name], stored_tensors[f"{name}_scale"] = recipe(weight)
+    return stored_tensors
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ class TestPass:
         together = compare_each(x, candidates, CompareOptions(device="cuda"))
         alone = [quanterr.compare(x, y, device="cuda") for y in candidates]
 
-        for one, other in zip(together, alone, strict=True):
-            for layer, same in zip(one.layers, other.layers, strict=True):
+        for report, other in zip(together, alone, strict=True):
+            for layer, same in zip(report.layers, other.layers, strict=True):
                 assert layer.mean_squared_error == pytest.approx(same.mean_squared_error, rel=1e-12)
                 assert layer.max_absolute_error == same.max_absolute_error
 
@@ -150,7 +150,7 @@ class TestGrouping:
         x, candidates = files
         with open_checkpoint(x) as checkpoint, open_checkpoint(candidates[0]) as y:
             first = pair(checkpoint, y, LayerSelection()).pairs[0]
-        one = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
+        first_pair = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
         other = replace(first, original=replace(first.original, dequantize=lambda *_: torch.zeros(1)))
 
-        assert 2 == len(group_by_original([[one], [other]]))
+        assert 2 == len(group_by_original([[first_pair], [other]]))

@@ -316,7 +316,7 @@ class TestInterrupted:
         ended = [call(*words, "out", cwd=tmp_path, before=signalled(took * (0.1 + 0.1 * n))) for n in range(8)]
         call(*words, "out", cwd=tmp_path) if not (tmp_path / "out").exists() else None
 
-        assert -signal.SIGKILL in {each.returncode for each in ended}
+        assert -signal.SIGKILL in {command.returncode for command in ended}
         assert contents(tmp_path / "whole") == contents(tmp_path / "out")
 
 

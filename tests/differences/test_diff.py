@@ -125,10 +125,10 @@ def test_every_layer_is_counted_once(old, new):
 
 @given(SIDE, SIDE)
 def test_reversed_diff_is_the_opposite(old, new):
-    there, back = of(from_side(old), from_side(new)), of(from_side(new), from_side(old))
+    change, back = of(from_side(old), from_side(new)), of(from_side(new), from_side(old))
 
-    assert {item.layer for item in there.worse} == {item.layer for item in back.better}
-    assert (there.added, there.unchanged) == (back.gone, back.unchanged)
+    assert {item.layer for item in change.worse} == {item.layer for item in back.better}
+    assert (change.added, change.unchanged) == (back.gone, back.unchanged)
 
 
 class TestComparability:

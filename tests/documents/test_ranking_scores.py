@@ -11,18 +11,18 @@ from quanterr.errors import UsageError
 def both():
     """Return a ranking, and an evaluation of its candidate fp8 and of another one."""
     ranked = ranking()
-    candidates = [replace(one, path=f"elsewhere/{one.name}.safetensors") for one in ranked.candidates]
+    candidates = [replace(candidate, path=f"elsewhere/{candidate.name}.safetensors") for candidate in ranked.candidates]
     ranked = replace(ranked, candidates=candidates, original_bytes=1 << 21)
-    [own] = [one for one in candidates if one.name == "fp8"]
-    found = evaluation()
-    evaluated = [replace(one, path=f"here/{one.name}.safetensors") for one in found.candidates]
-    return ranked, replace(found, candidates=[replace(evaluated[0], bytes=own.checkpoint_bytes), evaluated[1]])
+    [candidate] = [candidate for candidate in candidates if candidate.name == "fp8"]
+    document = evaluation()
+    evaluated = [replace(candidate, path=f"here/{candidate.name}.safetensors") for candidate in document.candidates]
+    return ranked, replace(document, candidates=[replace(evaluated[0], bytes=candidate.checkpoint_bytes), evaluated[1]])
 
 
 def test_scores_are_added_to_the_file_of_the_same_name():
-    ranked, found = both()
-    added = {one.name: one for one in add_scores(ranked, found, "e.json").candidates}
-    fp8, scores = added["fp8"], found.candidates[0].scores
+    ranked, evaluation = both()
+    added = {candidate.name: candidate for candidate in add_scores(ranked, evaluation, "e.json").candidates}
+    fp8, scores = added["fp8"], evaluation.candidates[0].scores
 
     assert (scores.kld_mean, scores.kld_error, scores.ppl, scores.top1) == (
         fp8.kld_mean,
@@ -34,8 +34,8 @@ def test_scores_are_added_to_the_file_of_the_same_name():
 
 
 def test_all_outputs_show_the_scores(tmp_path):
-    ranked, found = both()
-    added = add_scores(ranked, found, "e.json")
+    ranked, evaluation = both()
+    added = add_scores(ranked, evaluation, "e.json")
     for suffix in ("md", "csv", "html"):
         added.save(tmp_path / f"r.{suffix}")
     shown = {suffix: (tmp_path / f"r.{suffix}").read_text() for suffix in ("md", "csv", "html")}
@@ -55,14 +55,14 @@ def test_all_outputs_show_the_scores(tmp_path):
     ],
 )
 def test_evaluation_of_something_else_is_refused(changed, says):
-    ranked, found = both()
+    ranked, evaluation = both()
     with pytest.raises(UsageError, match=says):
-        add_scores(ranked, replace(found, **changed), "e.json")
+        add_scores(ranked, replace(evaluation, **changed), "e.json")
 
 
 def test_evaluation_of_an_older_file_is_refused():
-    ranked, found = both()
-    found.candidates[0].bytes += 1
-    found.candidates[0].path = next(one.path for one in ranked.candidates if one.name == "fp8")
+    ranked, evaluation = both()
+    evaluation.candidates[0].bytes += 1
+    evaluation.candidates[0].path = next(candidate.path for candidate in ranked.candidates if candidate.name == "fp8")
     with pytest.raises(UsageError, match="fp8 is another file now; evaluate it again"):
-        add_scores(ranked, found, "e.json")
+        add_scores(ranked, evaluation, "e.json")

@@ -66,13 +66,13 @@ def test_reading_gives_the_written_report(report, stored, text):
 
 
 def test_layers_for_rules_have_only_the_fields_that_rules_need(report, stored):
-    found = read_metrics(stored)
-    row, whole = found.layers[0], report.layers[0]
+    metrics = read_metrics(stored)
+    row, whole = metrics.layers[0], report.layers[0]
 
     assert {name: getattr(whole, name) for name in row.__struct_fields__} == asdict(row)
     assert {"layer_name", "nonfinite", "snr_db", "absolute_error_percentiles"} < set(row.__struct_fields__)
     assert "nmse" not in row.__struct_fields__
-    assert report.aggregate == found.aggregate
+    assert report.aggregate == metrics.aggregate
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -121,7 +121,7 @@ def test_report_without_bytes_of_layers_has_their_sizes(report, stored, text):
 
     assert {None} == {layer.quantized_bytes for layer in (*older.layers, *older.lossless)}
     for name in ("layers", "lossless"):
-        new, old = (list(map(find_sizes, getattr(one, name))) for one in (report, older))
+        new, old = (list(map(find_sizes, getattr(given, name))) for given in (report, older))
         assert new == old
 
 
@@ -336,8 +336,8 @@ def test_whole_report_is_checked_as_strictly(stored, text, spoil, message):
 @pytest.mark.parametrize("number", ["1e999", "NaN"])
 def test_unwritable_evidence_is_refused(stored, text, number):
     fields = json.loads(text)
-    told = {"code": "x", "severity": "info", "layer": None, "message": "x", "remedy": None, "evidence": {"x": 0.125}}
-    fields["findings"], fields["records"]["findings"] = [told], 1
+    finding = {"code": "x", "severity": "info", "layer": None, "message": "x", "remedy": None, "evidence": {"x": 0.125}}
+    fields["findings"], fields["records"]["findings"] = [finding], 1
     stored.write_text(json.dumps(fields).replace("0.125", number))
 
     with pytest.raises(ReportError):

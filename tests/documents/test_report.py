@@ -215,7 +215,7 @@ def test_layer_states_the_bytes_of_all_parts_of_both_sides(tmp_path):
         expected = [(floats.entries[name].nbytes, nbytes), (nbytes, nbytes)]
     rows = [*quanterr.compare(x, y, device="cpu").layers, *quanterr.compare(y, y, device="cpu").lossless]
 
-    assert expected == [(one.original_bytes, one.quantized_bytes) for one in rows if one.layer_name == name]
+    assert expected == [(row.original_bytes, row.quantized_bytes) for row in rows if row.layer_name == name]
 
 
 def test_too_many_blocks_are_not_grouped(tmp_path):

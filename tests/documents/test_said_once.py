@@ -25,9 +25,12 @@ NAMED = [("both candidates", 2), ("all 3 candidates", 3)]
 
 
 def sound_evaluation():
-    found = sample_documents.evaluation()
-    sound = [replace(one, findings=[], verdict="pass", reasons=["evaluated"], gates=[]) for one in found.candidates]
-    return replace(found, candidates=sound, verdict="pass", reasons=["evaluated"])
+    document = sample_documents.evaluation()
+    sound = [
+        replace(candidate, findings=[], verdict="pass", reasons=["evaluated"], gates=[])
+        for candidate in document.candidates
+    ]
+    return replace(document, candidates=sound, verdict="pass", reasons=["evaluated"])
 
 
 DOCUMENTS = {
@@ -42,16 +45,16 @@ def candidates_of(document):
 
 
 def messages_of(document) -> list[str]:
-    gates = [gate for one in candidates_of(document) for gate in one.gates if gate.status == "fail"]
+    gates = [gate for candidate in candidates_of(document) for gate in candidate.gates if gate.status == "fail"]
     assert gates
     return [gate.message for gate in gates]
 
 
 @pytest.mark.parametrize(("words", "n"), NAMED)
 def test_reason_shared_by_all_candidates_counts_them(words, n):
-    found = {str(k): Verdict("fail", ["too far", *([] if k else ["and more"])], []) for k in range(n)}
+    verdicts = {str(k): Verdict("fail", ["too far", *([] if k else ["and more"])], []) for k in range(n)}
 
-    verdict, stored = combine_verdicts(found)
+    verdict, stored = combine_verdicts(verdicts)
 
     assert ("fail", [f"{words}: too far", "0: and more"]) == (verdict, stored["reasons"])
 
@@ -64,7 +67,9 @@ def test_few_candidates_are_named():
 @pytest.mark.parametrize("output", [output.name for output in OUTPUTS if output.name in ("md", "csv", "html")])
 def test_shared_reason_in_an_evaluation_is_printed_once(output):
     file = io.StringIO()
-    next(one for one in OUTPUTS if one.name == output).write(sample_documents.evaluation(), file)
+    next(output_name for output_name in OUTPUTS if output_name.name == output).write(
+        sample_documents.evaluation(), file
+    )
     header = file.getvalue().partition("wiki.txt")[0]
 
     assert 1 == header.count(MISMATCH) or output == "csv"
@@ -75,30 +80,30 @@ def test_shared_reason_in_an_evaluation_is_printed_once(output):
 class TestGates:
     def test_gate_reasons_appear_once_in_a_terminal(self, kind):
         document = DOCUMENTS[kind]()
-        gates = [line for one in candidates_of(document) for line in format_gates(one.gates)]
-        said = terminal(lambda to: show_view(document, to), width=200) + "\n".join(gates)
+        gates = [line for candidate in candidates_of(document) for line in format_gates(candidate.gates)]
+        shown = terminal(lambda to: show_view(document, to), width=200) + "\n".join(gates)
 
-        assert [1] * len(messages_of(document)) == [said.count(message) for message in messages_of(document)]
+        assert [1] * len(messages_of(document)) == [shown.count(message) for message in messages_of(document)]
 
     def test_gate_reasons_appear_once_in_a_summary(self, kind):
         document = DOCUMENTS[kind]()
-        said = "".join(map(format_summary, candidates_of(document))) + format_numbers(document)
+        shown = "".join(map(format_summary, candidates_of(document))) + format_numbers(document)
 
-        assert all(said.count(message) <= 1 for message in messages_of(document))
-        assert all(gate.require in said for one in candidates_of(document) for gate in one.gates)
+        assert all(shown.count(message) <= 1 for message in messages_of(document))
+        assert all(gate.require in shown for candidate in candidates_of(document) for gate in candidate.gates)
 
     def test_gate_reasons_appear_once_in_annotations(self, kind):
         document = DOCUMENTS[kind]()
-        said = "\n".join(line for one in candidates_of(document) for line in make_annotations(one))
+        shown = "\n".join(line for candidate in candidates_of(document) for line in make_annotations(candidate))
 
-        assert all(1 == said.count(message) for message in messages_of(document))
+        assert all(1 == shown.count(message) for message in messages_of(document))
 
 
 def test_unjudged_gate_is_one_annotation():
     """The reason makes the verdict inconclusive and is also the message of a gate."""
-    found = sound_evaluation()
-    few = [replace(one, scores=replace(one.scores, chunks=4)) for one in found.candidates[:1]]
-    judged = judge(replace(found, candidates=few), require=RULES[:1]).candidates[0]
+    evaluated = sound_evaluation()
+    few = [replace(candidate, scores=replace(candidate.scores, chunks=4)) for candidate in evaluated.candidates[:1]]
+    judged = judge(replace(evaluated, candidates=few), require=RULES[:1]).candidates[0]
 
     assert "inconclusive" == judged.verdict
     assert 1 == len(make_annotations(judged))
@@ -106,8 +111,8 @@ def test_unjudged_gate_is_one_annotation():
 
 
 def test_finding_that_begins_with_its_recipe_names_it_once():
-    found = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
-    shown = merge_findings([("gguf_q4_k", found), ("plan.json", replace(found, message="another"))], 2).listed
+    finding = make_finding("fallback_recipe", "info", None, "gguf_q4_k: 2 weights are stored as gguf_q5_0")
+    shown = merge_findings([("gguf_q4_k", finding), ("plan.json", replace(finding, message="another"))], 2).listed
 
     assert ["", "plan.json"] == [name for name, _ in shown]
 

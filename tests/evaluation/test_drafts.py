@@ -53,7 +53,7 @@ def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluatio
     """By Leviathan et al. (2023), x ~ q is accepted with probability min(1, p(x) / q(x))."""
     folder, original, draft = made
     chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
-    p, q = (distributions(each, chunks, SMALL["vocab_size"]) for each in (original, draft))
+    p, q = (distributions(path, chunks, SMALL["vocab_size"]) for path in (original, draft))
     accepted = (q * (p / q).clamp(max=1)).sum(-1)
     candidate = evaluation.candidates[1]
 

@@ -68,8 +68,8 @@ def expected(name, x, y, chunks):
     """Return perplexities and divergence by their definitions."""
     half = chunks.shape[1] // 2
     rows, targets = (slice(None), chunks[:, half:]) if name == "t5" else (slice(half, -1), chunks[:, half + 1 :])
-    log_p, log_q = (each[:, rows].double().log_softmax(-1) for each in (x, y))
-    nll = [-each.gather(-1, targets[..., None]).mean() for each in (log_p, log_q)]
+    log_p, log_q = (side_logits[:, rows].double().log_softmax(-1) for side_logits in (x, y))
+    nll = [-log_probabilities.gather(-1, targets[..., None]).mean() for log_probabilities in (log_p, log_q)]
     return math.exp(nll[0]), math.exp(nll[1]), float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
 
 
@@ -213,7 +213,7 @@ class TestArchitectures:
             original, third, tokens=tokens, context=CONTEXT
         )  # a string is one path, not a sequence of characters
 
-        assert ["fp8", "quantized"] == [each.name for each in both.candidates]
+        assert ["fp8", "quantized"] == [candidate.name for candidate in both.candidates]
         assert alone.candidates[0] == both.candidates[1]
 
     def test_original_against_itself_is_the_same(self, llama, tmp_path):
@@ -289,7 +289,7 @@ class TestOutputErrors:
                     with watching:
                         module["a"](x), module["b"](x), module["a"](more)
                 watching.finish()
-            blocks.append(max((len(each._blocks) for each in watching._gram.values()), default=0))
+            blocks.append(max((len(gram._blocks) for gram in watching._gram.values()), default=0))
             outcomes.append({name: product.noise[0] for name, product in products.items()})
             assert {name: product.noise[1] for name, product in products.items()} == outcomes[-1]
         inputs_by_weight = {
@@ -604,10 +604,10 @@ class TestTasks:
         for folder in folders:
             model = auto_of("llama").from_pretrained(folder).eval()
             choices = []
-            for each in questions:
+            for question in questions:
                 likelihoods = []
-                for choice in each["choices"]:
-                    context = [int(word[1:]) for word in each["question"].split()]
+                for choice in question["choices"]:
+                    context = [int(word[1:]) for word in question["question"].split()]
                     behind = [int(word[1:]) for word in choice.split()]
                     with torch.inference_mode():
                         log = model(torch.tensor([context + behind])).logits[0].double().log_softmax(-1)
@@ -849,7 +849,7 @@ class TestMassiveActivations:
             half = CONTEXT // 2
             model(load_file(tokens)["ids"].view(-1, CONTEXT), use_cache=False, logits_to_keep=CONTEXT - half)
         norms = {name: torch.cat(inputs).norm(dim=-1) for name, inputs in measured.items()}
-        want = {name: float(each.max() / each.log().mean().exp()) for name, each in norms.items()}
+        want = {name: float(norm.max() / norm.log().mean().exp()) for name, norm in norms.items()}
         spreads = {weight.layer_name: weight.input_spread for weight in evaluation.candidates[0].weights}
 
         assert spreads.pop("model.embed_tokens.weight") is None

@@ -81,7 +81,7 @@ def of_file(path):
         model, sides = architecture.build(), OriginalWeights(original)
         names = architecture.names(model, sides, sides.weights)
         tensors = {
-            name: each.double() for name, each in names.tensors(dict(model.named_parameters()), sides.get).items()
+            name: tensor.double() for name, tensor in names.tensors(dict(model.named_parameters()), sides.get).items()
         }
         assert names.missing() == []
     model.load_state_dict(tensors, strict=False, assign=True)
@@ -135,7 +135,9 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
     texts = [*TEXTS, "".join(TEXTS), *(f"a{token}  {token} b" for token in special), "<think> </think>"]
     for text in texts:
         for with_special in (False, True):
-            ids = [each(text, add_special_tokens=with_special, verbose=False)["input_ids"] for each in tokenizers]
+            ids = [
+                tokenizer(text, add_special_tokens=with_special, verbose=False)["input_ids"] for tokenizer in tokenizers
+            ]
             assert ids[0] == ids[1], text
 
 

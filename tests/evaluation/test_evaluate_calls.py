@@ -282,7 +282,7 @@ def test_transformers_models_take_calls(name, tmp_path):
     def run(folder):
         arguments = kind.from_pretrained(folder).eval()
         with torch.no_grad():
-            return [arguments(**each)[0].double() for each in inputs]
+            return [arguments(**call)[0].double() for call in inputs]
 
     (tmp_path / "values").mkdir()
     shutil.copy(tmp_path / "original" / "config.json", tmp_path / "values")

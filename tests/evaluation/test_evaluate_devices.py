@@ -62,9 +62,9 @@ def on_both(make):
     """Return the figures of an evaluation on the CPU and on a simulated device."""
     here = make("cpu")
     with simulated():
-        there = make(NAME)
-    assert f"{NAME} (simulated)" == there.run.device
-    return [figures(json.loads(evaluation.to_json())["candidates"][0]) for evaluation in (here, there)]
+        on_device = make(NAME)
+    assert f"{NAME} (simulated)" == on_device.run.device
+    return [figures(json.loads(evaluation.to_json())["candidates"][0]) for evaluation in (here, on_device)]
 
 
 @UNKNOWN
@@ -108,8 +108,8 @@ def test_denoiser_agrees_with_the_cpu(tmp_path):
     inputs = calls.recorded(name, tmp_path / "inputs.safetensors", number_of_calls=2)
     here = quanterr.evaluate(*sides, inputs=inputs, device="cpu")
     with simulated():
-        there = quanterr.evaluate(*sides, inputs=inputs, device=NAME)
-    x, y = (evaluation.candidates[0].outputs.output_error for evaluation in (here, there))
+        on_device = quanterr.evaluate(*sides, inputs=inputs, device=NAME)
+    x, y = (evaluation.candidates[0].outputs.output_error for evaluation in (here, on_device))
 
     assert x == pytest.approx(y, rel=of_squared_error(y))
 
@@ -146,10 +146,10 @@ def test_sensitivity_agrees_with_the_cpu(name, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_cuda_agrees_with_the_cpu(name, tmp_path):
     original, quantized, tokens = made(name, tmp_path)
-    here, there = (
+    here, on_gpu = (
         quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device=device).to_json()
         for device in ("cpu", "cuda")
     )
-    x, y = (figures(json.loads(text)["candidates"][0]) for text in (here, there))
+    x, y = (figures(json.loads(text)["candidates"][0]) for text in (here, on_gpu))
 
     assert pytest.approx(x, rel=1e-3) == y

@@ -73,7 +73,7 @@ def same_as_plain(folder, quantized):
     assert "pass" == evaluation.verdict, evaluation.reasons
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-9
-    assert [UP + ".weight"] == [each.layer_name for each in evaluation.candidates[0].weights if each.output_error]
+    assert [UP + ".weight"] == [weight.layer_name for weight in evaluation.candidates[0].weights if weight.output_error]
 
 
 @pytest.mark.parametrize(("case", "module"), CASES, ids=[case for case, _ in CASES])

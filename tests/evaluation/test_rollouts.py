@@ -114,9 +114,9 @@ def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
 
     here = errors("cpu")
     with simulated():
-        there = errors(NAME)
+        on_device = errors(NAME)
 
-    for n, (x, y) in enumerate(zip(here, there, strict=True), 1):
+    for n, (x, y) in enumerate(zip(here, on_device, strict=True), 1):
         assert x == pytest.approx(y, rel=n * of_squared_error(x))
 
 

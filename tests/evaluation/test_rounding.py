@@ -216,8 +216,8 @@ def kld(original, values, chunks, **how):
     """Return the mean divergence over the second half of each chunk, as evaluate defines it."""
     half = chunks.shape[1] // 2
     base, other = (
-        logits(original, each, chunks, **more)[:, half:-1].double().log_softmax(-1)
-        for each, more in ((stored(original), {}), (values, how))
+        logits(original, values_of_side, chunks, **more)[:, half:-1].double().log_softmax(-1)
+        for values_of_side, more in ((stored(original), {}), (values, how))
     )
     return float((base.exp() * (base - other)).sum(-1).mean())
 
@@ -289,8 +289,8 @@ def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
     path, _ = quantized(tmp_path / "quantized", original, "int8_token")
     evaluation = evaluated(original, path)
     paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv")]
-    for each in paths:
-        evaluation.save(each)
+    for file in paths:
+        evaluation.save(file)
     rows = {row["name"]: row for row in csv.DictReader(paths[1].read_text().splitlines()) if row["list"] == "weights"}
     weights = {weight["layer_name"]: weight for weight in json.loads(paths[0].read_text())["candidates"][0]["weights"]}
     name = "model.layers.0.self_attn.v_proj.weight"
@@ -584,8 +584,8 @@ class TestFindings:
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         broken = quanterr.compare(original, path)
         before, after = (
-            [after for after in each.findings if after.code == "sibling_scales" and "of inputs" in after.message]
-            for each in (sound, broken)
+            [after for after in scales.findings if after.code == "sibling_scales" and "of inputs" in after.message]
+            for scales in (sound, broken)
         )
 
         assert [] == before

@@ -48,12 +48,12 @@ def test_router_agreement_equals_plain_transformers(name, tmp_path):
     assert set(x) == set(rows)
     for router, row in rows.items():
         if name == "llama4":  # weights, zero except for the chosen expert, and logits
-            logits = [each[router][1].double() for each in (x, y)]
-            chosen = [each[router][0] > 0 for each in (x, y)]
+            logits = [side[router][1].double() for side in (x, y)]
+            chosen = [side[router][0] > 0 for side in (x, y)]
         else:
-            logits = [each[router][0].double() for each in (x, y)]
-            chosen = [torch.zeros(logits[0].shape).scatter(1, each[router][2], 1) > 0 for each in (x, y)]
-        log_p, log_q = (each.log_softmax(-1) for each in logits)
+            logits = [side[router][0].double() for side in (x, y)]
+            chosen = [torch.zeros(logits[0].shape).scatter(1, side[router][2], 1) > 0 for side in (x, y)]
+        log_p, log_q = (logit.log_softmax(-1) for logit in logits)
 
         assert row.same_experts == float((chosen[0] == chosen[1]).all(-1).double().mean())
         assert row.router_kld == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()), rel=1e-5)

@@ -137,18 +137,18 @@ class TestEvaluation:
         return evaluation, json.loads((folder / "s.json").read_text())
 
     def test_prediction_agrees_with_small_errors(self, made):
-        for each in made[0].candidates:
-            assert 0.5 < each.predicted_kld / each.scores.kld_mean < 2
+        for scored in made[0].candidates:
+            assert 0.5 < scored.predicted_kld / scored.scores.kld_mean < 2
 
     def test_prediction_is_quadratic_in_the_error(self, made):
-        large, small = (each.predicted_kld for each in made[0].candidates)
+        large, small = (scored.predicted_kld for scored in made[0].candidates)
 
         assert pytest.approx(9, rel=1e-3) == large / small
 
     def test_prediction_is_the_sum_over_the_weights(self, made):
-        for each in made[0].candidates:
-            known = [weight.predicted_kld for weight in each.weights if weight.predicted_kld is not None]
-            assert pytest.approx(sum(known)) == each.predicted_kld
+        for scored in made[0].candidates:
+            known = [weight.predicted_kld for weight in scored.weights if weight.predicted_kld is not None]
+            assert pytest.approx(sum(known)) == scored.predicted_kld
 
     def test_file_names_every_matrix_the_most_sensitive_first(self, made):
         _, document = made

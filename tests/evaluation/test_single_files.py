@@ -41,7 +41,7 @@ CALLS = 2
 def output(model, family, number):
     with torch.no_grad():
         result = model(**nested(call(family, number)), return_dict=False)[0]
-    return (torch.cat([each.flatten() for each in result]) if isinstance(result, list) else result).double()
+    return (torch.cat([tensor.flatten() for tensor in result]) if isinstance(result, list) else result).double()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -31,7 +31,7 @@ def divergence_of_mix(name, original, values, chunks, takes):
     folder.mkdir(exist_ok=True)
     save_file(mixed, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_bytes((original / "config.json").read_bytes())
-    return expected(name, *(plain(name, each, chunks) for each in (original, folder)), chunks)[2]
+    return expected(name, *(plain(name, path, chunks) for path in (original, folder)), chunks)[2]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])

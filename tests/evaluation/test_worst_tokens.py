@@ -35,7 +35,7 @@ def measured(folder, name):
     evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
     half = CONTEXT // 2
     rows = slice(None) if name == "t5" else slice(half, -1)
-    x, y = (plain(name, each, chunks)[:, rows].double().log_softmax(-1) for each in (original, values))
+    x, y = (plain(name, path, chunks)[:, rows].double().log_softmax(-1) for path in (original, values))
     return evaluation.candidates[0], x, y, chunks, half if name == "t5" else half + 1
 
 
@@ -59,7 +59,7 @@ def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
         worst.predicted_original.id,
         worst.predicted.id,
     )
-    assert [float(each) for each in (p[target], q[target], p.max(), q.max())] == pytest.approx(
+    assert [float(value) for value in (p[target], q[target], p.max(), q.max())] == pytest.approx(
         [worst.token.p_original, worst.token.p, worst.predicted_original.p_original, worst.predicted.p], rel=FLOAT64
     )
     assert sorted(kld.flatten().tolist(), reverse=True) == pytest.approx(
@@ -90,7 +90,7 @@ def test_answer_tokens_in_conversations_keep_their_places():
     chunks = torch.arange(10, 26).view(2, 8)
     logits = torch.randn(2, 2, 8, 32, generator=torch.Generator().manual_seed(0))
     measures = Measures()
-    base, other = (SimpleNamespace(logits=each) for each in logits)
+    base, other = (SimpleNamespace(logits=logit) for logit in logits)
     CAUSAL.measure(base, other, Batch(0, chunks, chunks, chunks.numel(), 0, 0, scored), measures)
     log_p, log_q = logits.double().log_softmax(-1)
     kld = (log_p.exp() * (log_p - log_q)).sum(-1)

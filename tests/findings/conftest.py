@@ -7,7 +7,7 @@ from quanterr.findings.results import check_weights
 from quanterr.findings.running import list_checks
 
 # codes of the checks whose findings check_weights returns
-INNER = {code for one in CHECKS if one.of in (WEIGHT, WEIGHTS, LAST) for code in one.codes}
+INNER = {code for check in CHECKS if check.of in (WEIGHT, WEIGHTS, LAST) for code in check.codes}
 
 
 def strict(one):

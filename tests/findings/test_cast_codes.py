@@ -21,7 +21,7 @@ def quantized(dtype):
 
 
 def told(report):
-    return {(found.code, found.severity): found for found in report.findings if found.severity != "info"}
+    return {(finding.code, finding.severity): finding for finding in report.findings if finding.severity != "info"}
 
 
 KINDS = [(torch.float8_e4m3fn, "FP8 E4M3"), (torch.float8_e5m2, "FP8 E5M2"), (torch.int8, "INT8")]
@@ -33,9 +33,9 @@ def test_cast_codes_are_one_finding(tmp_path, dtype, kind):
     report = compared(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()})
 
     assert {("codes_without_scale", "error")} == told(report).keys()
-    (found,) = told(report).values()
-    assert f"hold {kind} codes as BF16 numbers, without their scales" in found.message
-    assert NAMES == found.evidence["layers"]
+    (finding,) = told(report).values()
+    assert f"hold {kind} codes as BF16 numbers, without their scales" in finding.message
+    assert NAMES == finding.evidence["layers"]
 
 
 @pytest.mark.parametrize(("dtype", "kind"), KINDS)
@@ -44,10 +44,12 @@ def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, 
     report = compared(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()} | scales)
 
     assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == told(report).keys()
-    found = told(report)["wrong_convention", "error"]
-    assert f"{kind} codes that were cast to BF16, without their scale, which is how it will be loaded" in found.message
-    assert found.evidence["snr_db"] < 0 < found.evidence["snr_db_other"]
-    assert "unquantized" not in found.message
+    finding = told(report)["wrong_convention", "error"]
+    assert (
+        f"{kind} codes that were cast to BF16, without their scale, which is how it will be loaded" in finding.message
+    )
+    assert finding.evidence["snr_db"] < 0 < finding.evidence["snr_db_other"]
+    assert "unquantized" not in finding.message
     assert len(NAMES) == len(report.layers)
 
 

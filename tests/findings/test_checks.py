@@ -21,16 +21,16 @@ STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "s
 
 
 def coded(more=()):
-    found = {}
+    tensors = {}
     for name, weight in X.items():
-        found[name], found[f"{name}_scale"] = quantized_fp8(weight)
-        found[name.replace(".weight", ".input_scale")] = torch.tensor(0.01)
-    return found | dict(more)
+        tensors[name], tensors[f"{name}_scale"] = quantized_fp8(weight)
+        tensors[name.replace(".weight", ".input_scale")] = torch.tensor(0.01)
+    return tensors | dict(more)
 
 
 def inspected(folder, tensors, values=False):
     path = store(folder / "m.safetensors", tensors)
-    return {found.code: found.severity for found in quanterr.inspect(path, values=values).findings}
+    return {finding.code: finding.severity for finding in quanterr.inspect(path, values=values).findings}
 
 
 def test_every_module_with_a_check_has_its_place_in_the_order():
@@ -42,7 +42,7 @@ def test_every_module_with_a_check_has_its_place_in_the_order():
 
 
 def test_every_code_has_a_check():
-    assert CODES.keys() - ELSEWHERE == {code for one in CHECKS for code in one.codes}
+    assert CODES.keys() - ELSEWHERE == {code for check in CHECKS for code in check.codes}
 
 
 def test_check_of_an_unknown_code_is_refused():
@@ -74,9 +74,11 @@ class TestInspection:
     def test_input_scales_of_fused_weights_are_compared_if_values_are_read(self, tmp_path):
         tensors = coded({K.replace(".weight", ".input_scale"): torch.tensor(0.08)})
         path = store(tmp_path / "m", tensors, config=STATIC)
-        found = [[one.code for one in quanterr.inspect(path, values=values).findings] for values in (False, True)]
+        codes_found = [
+            [finding.code for finding in quanterr.inspect(path, values=values).findings] for values in (False, True)
+        ]
 
-        assert [[], ["sibling_scales"]] == found
+        assert [[], ["sibling_scales"]] == codes_found
 
     def test_scales_of_an_unquantized_checkpoint_are_parameters(self, tmp_path):
         tensors = X | {f"{Q}_scale": torch.tensor(1.0)}
@@ -92,7 +94,7 @@ def test_findings_of_a_comparison_are_in_the_order_of_the_checks(tmp_path):
         "lm_head.weight_scale": torch.tensor(1.0),
     }
     x = X | {"model.norm.weight": numbers(128, seed=4), "lm_head.weight": more["lm_head.weight"]}
-    codes = [found.code for found in compared(tmp_path, x, coded(more)).findings]
+    codes = [finding.code for finding in compared(tmp_path, x, coded(more)).findings]
 
     assert ["dummy_scale", "scale_misfit"] == codes[:2]
     assert "other_changes" == codes[-1]

@@ -20,8 +20,10 @@ def model(blocks=5, but=()):
 
 
 def said(folder, tensors, config=None):
-    found = quanterr.inspect(store(folder / "x", tensors, config=config or CAUSAL)).findings
-    return [finding.message for finding in found if finding.code in ("incomplete", "missing_codes", "config_mismatch")]
+    findings = quanterr.inspect(store(folder / "x", tensors, config=config or CAUSAL)).findings
+    return [
+        finding.message for finding in findings if finding.code in ("incomplete", "missing_codes", "config_mismatch")
+    ]
 
 
 def test_complete_model_is_silent(tmp_path):
@@ -29,9 +31,9 @@ def test_complete_model_is_silent(tmp_path):
 
 
 def test_block_that_lacks_a_matrix_is_named(tmp_path):
-    (found,) = said(tmp_path, model(but=["model.layers.3.mlp.down_proj.weight"]))
+    (message,) = said(tmp_path, model(but=["model.layers.3.mlp.down_proj.weight"]))
 
-    assert "model.layers.3 lacks mlp.down_proj, which the other 4 blocks of model.layers have" == found
+    assert "model.layers.3 lacks mlp.down_proj, which the other 4 blocks of model.layers have" == message
 
 
 def test_block_of_another_kind_lacks_nothing(tmp_path):
@@ -77,9 +79,9 @@ def test_model_without_weights_of_norms_lacks_none(tmp_path):
 
 @pytest.mark.parametrize(("tied", "n"), [(False, 1), (True, 0), (None, 0)])
 def test_absent_head_is_named_unless_the_embedding_replaces_it(tmp_path, tied, n):
-    found = said(tmp_path, model(but=["lm_head.weight"]), CAUSAL | {"tie_word_embeddings": tied})
+    messages = said(tmp_path, model(but=["lm_head.weight"]), CAUSAL | {"tie_word_embeddings": tied})
 
-    assert n == sum("no lm_head is stored" in one for one in found)
+    assert n == sum("no lm_head is stored" in message for message in messages)
 
 
 def test_model_without_a_head_by_its_class_is_silent(tmp_path):
@@ -93,31 +95,33 @@ def test_model_without_a_head_by_its_class_is_silent(tmp_path):
     [({}, 1), ({"mtp.fc.weight": numbers(8, 8)}, 0), ({"model.layers.5.eh_proj.weight": numbers(8, 8)}, 0)],
 )
 def test_promised_layer_of_multi_token_prediction_is_missed(tmp_path, more, n):
-    found = said(tmp_path, model() | more, CAUSAL | {"num_hidden_layers": 5, "num_nextn_predict_layers": 1})
+    messages = said(tmp_path, model() | more, CAUSAL | {"num_hidden_layers": 5, "num_nextn_predict_layers": 1})
 
-    assert n == sum("no layer of multi-token prediction (MTP) is stored" in one for one in found)
+    assert n == sum("no layer of multi-token prediction (MTP) is stored" in message for message in messages)
 
 
 @pytest.mark.parametrize(("rows", "n"), [(16, 0), (17, 1), (15, 1)])
 def test_vocabulary_that_the_configuration_contradicts_is_reported(tmp_path, rows, n):
-    found = said(tmp_path, model(), CAUSAL | {"vocab_size": rows})
+    messages = said(tmp_path, model(), CAUSAL | {"vocab_size": rows})
 
-    assert n == sum(f"declares vocab_size {rows}, but model.embed_tokens.weight has 16 rows" in one for one in found)
+    assert n == sum(
+        f"declares vocab_size {rows}, but model.embed_tokens.weight has 16 rows" in message for message in messages
+    )
 
 
 def test_scales_without_codes_are_an_error(tmp_path):
     module = "model.layers.0.mlp.up_proj"
     parts = {f"{module}.qzeros": torch.zeros(1, 1, dtype=torch.int32), f"{module}.scales": numbers(1, 8)}
-    found = said(tmp_path, model(but=[f"{module}.weight"]) | parts)
+    messages = said(tmp_path, model(but=[f"{module}.weight"]) | parts)
 
-    assert f"{module} has qzeros and scales, but no codes: its weight is missing" in found
+    assert f"{module} has qzeros and scales, but no codes: its weight is missing" in messages
 
 
 def test_file_without_tensors_is_named(tmp_path):
     save_file({}, tmp_path / "x.safetensors")
 
-    (found,) = quanterr.inspect(tmp_path / "x.safetensors").findings
-    assert ("incomplete", "warning") == (found.code, found.severity)
+    (finding,) = quanterr.inspect(tmp_path / "x.safetensors").findings
+    assert ("incomplete", "warning") == (finding.code, finding.severity)
 
 
 @pytest.mark.parametrize(("promised", "n"), [(1, 0), (2, 1)])
@@ -126,6 +130,6 @@ def test_missing_blocks_of_an_image_tower_are_named(tmp_path, promised, n):
     path = write_gguf(
         tmp_path / "x.gguf", tensors, (*architecture("clip"), key("clip.vision.block_count", UINT32, promised))
     )
-    found = [one.message for one in quanterr.inspect(path).findings]
+    messages = [finding.message for finding in quanterr.inspect(path).findings]
 
-    assert n == sum("no tensor is stored for v.blk.1" in one for one in found)
+    assert n == sum("no tensor is stored for v.blk.1" in message for message in messages)

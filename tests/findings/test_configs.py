@@ -74,11 +74,11 @@ def found(original, quantized):
     ],
 )
 def test_changed_key_is_reported_with_both_values(key, value):
-    (one,) = found(of_config(LLAMA), of_config(LLAMA | {key: value}))
+    (finding,) = found(of_config(LLAMA), of_config(LLAMA | {key: value}))
     name = {"hidden_act": "hidden_activation"}.get(key, key)
 
-    assert ("config_mismatch", "warning", name) == (one.code, one.severity, one.evidence["key"])
-    assert f"config.json of the quantized checkpoint declares {name} " in one.message
+    assert ("config_mismatch", "warning", name) == (finding.code, finding.severity, finding.evidence["key"])
+    assert f"config.json of the quantized checkpoint declares {name} " in finding.message
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_names_from_other_families_mean_the_same_keys():
     alike = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu_pytorch_tanh"}
 
     assert [] == found(of_config(gpt2), of_config(alike))
-    (one,) = found(of_config(gpt2), of_config(alike | {"layer_norm_eps": 1e-12}))
-    assert "rms_norm_eps" == one.evidence["key"]
+    (finding,) = found(of_config(gpt2), of_config(alike | {"layer_norm_eps": 1e-12}))
+    assert "rms_norm_eps" == finding.evidence["key"]
 
 
 def test_separate_output_layer_may_be_declared_where_it_is_stored():
@@ -135,17 +135,17 @@ class TestGguf:
         ],
     )
     def test_each_different_key_is_reported(self, name, value, key):
-        (one,) = found(of_config(LLAMA), of_gguf(METADATA | {f"llama.{name}": value}))
+        (finding,) = found(of_config(LLAMA), of_gguf(METADATA | {f"llama.{name}": value}))
 
-        assert ("config_mismatch", "warning", key) == (one.code, one.severity, one.evidence["key"])
-        assert one.message.startswith("the GGUF metadata of the quantized checkpoint declares ")
+        assert ("config_mismatch", "warning", key) == (finding.code, finding.severity, finding.evidence["key"])
+        assert finding.message.startswith("the GGUF metadata of the quantized checkpoint declares ")
 
     def test_frequency_factors_must_be_stored_where_they_are_needed(self):
-        (one,) = found(of_config(LLAMA), of_gguf(METADATA, {}))
-        assert "stores no rope_freqs.weight" in one.message
+        (finding,) = found(of_config(LLAMA), of_gguf(METADATA, {}))
+        assert "stores no rope_freqs.weight" in finding.message
         assert [] == found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA, {}))
-        (one,) = found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
-        assert "declares no rope_scaling, but the quantized checkpoint stores rope_freqs.weight" in one.message
+        (finding,) = found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
+        assert "declares no rope_scaling, but the quantized checkpoint stores rope_freqs.weight" in finding.message
 
     def test_converter_conventions_are_not_differences(self):
         latent = LLAMA | {"kv_lora_rank": 512, "num_key_value_heads": 4, "num_experts": 8, "intermediate_size": 999}
@@ -172,13 +172,13 @@ class TestAbsentKeys:
         ],
     )
     def test_default_of_any_architecture_is_compared(self, absent, config, key, says):
-        (one,) = found(
+        (finding,) = found(
             of_config(LLAMA | config), self.of_architecture("llama", without=[absent, "attention.key_length"])
         )
 
-        assert ("config_mismatch", "warning", key) == (one.code, one.severity, one.evidence["key"])
-        assert says in one.message
-        assert f"config.json of the original declares {key}" in one.message
+        assert ("config_mismatch", "warning", key) == (finding.code, finding.severity, finding.evidence["key"])
+        assert says in finding.message
+        assert f"config.json of the original declares {key}" in finding.message
 
     @pytest.mark.parametrize(
         ("architecture", "key", "default", "other"),
@@ -200,8 +200,8 @@ class TestAbsentKeys:
         config = {name: value for name, value in LLAMA.items() if name != "sliding_window"}
 
         assert [] == found(of_config(config | {key: default}), self.of_architecture(architecture))
-        (one,) = found(of_config(config | {key: other}), self.of_architecture(architecture))
-        assert key == one.evidence["key"]
+        (finding,) = found(of_config(config | {key: other}), self.of_architecture(architecture))
+        assert key == finding.evidence["key"]
         assert [] == found(of_config(config | {key: other}), self.of_architecture("llama"))
 
     @pytest.mark.parametrize(
@@ -215,23 +215,25 @@ class TestAbsentKeys:
     )
     def test_declared_keys_of_experts_are_compared(self, name, value, config):
         y = self.of_architecture("deepseek2", {name: value})
-        ((key, own),) = config.items()
-        other = {"sigmoid": "softmax", True: False, False: True, 2.5: 1.0}[own]
+        ((key, declared),) = config.items()
+        other = {"sigmoid": "softmax", True: False, False: True, 2.5: 1.0}[declared]
 
         assert [] == found(of_config(LLAMA | config), y)
-        assert [key] == [one.evidence["key"] for one in found(of_config(LLAMA | {key: other}), y)]
+        assert [key] == [finding.evidence["key"] for finding in found(of_config(LLAMA | {key: other}), y)]
 
     def test_gemma3_without_a_window_attends_to_all_tokens(self):
-        (one,) = found(of_config(LLAMA | {"sliding_window": 512}), self.of_architecture("gemma3"))
+        (finding,) = found(of_config(LLAMA | {"sliding_window": 512}), self.of_architecture("gemma3"))
 
-        assert "lacks gemma3.attention.sliding_window, so that llama.cpp takes none for sliding_window" in one.message
+        assert (
+            "lacks gemma3.attention.sliding_window, so that llama.cpp takes none for sliding_window" in finding.message
+        )
 
     @pytest.mark.parametrize(("model", "keys"), [("llama", []), ("gemma3_text", ["rope_theta"]), ("unknown", [])])
     def test_config_without_rope_theta_has_the_default_of_transformers(self, model, keys):
         config = {key: value for key, value in LLAMA.items() if key != "rope_theta"} | {"model_type": model}
         y = self.of_architecture("llama", without=["rope.freq_base"])
 
-        assert keys == [one.evidence["key"] for one in found(of_config(config), y)]
+        assert keys == [finding.evidence["key"] for finding in found(of_config(config), y)]
         assert [] == found(of_config(config), of_config(LLAMA))
 
     def test_two_gguf_files_may_declare_defaults_or_not(self):
@@ -239,8 +241,8 @@ class TestAbsentKeys:
         absent = self.of_architecture("llama", without=["rope.freq_base"])
 
         assert [] == found(declared, absent) + found(absent, declared) + found(absent, absent)
-        assert ["rope_theta"] == [one.evidence["key"] for one in found(of_gguf(METADATA), absent)]
-        assert ["rope_theta"] == [one.evidence["key"] for one in found(absent, of_gguf(METADATA))]
+        assert ["rope_theta"] == [finding.evidence["key"] for finding in found(of_gguf(METADATA), absent)]
+        assert ["rope_theta"] == [finding.evidence["key"] for finding in found(absent, of_gguf(METADATA))]
 
     def test_projectors_and_denoisers_have_no_defaults(self):
         y = {"general.architecture": "clip", "clip.vocab_size": 256, "clip.attention.head_count": 4}
@@ -262,10 +264,10 @@ class TestAbsentKeys:
     )
     def test_absent_scaling_of_rotations_is_reported(self, scaling, values, entries, lacks):
         y = of_gguf(METADATA | {f"llama.{key}": value for key, value in values.items()}, entries)
-        said = [one.message for one in found(of_config(LLAMA | {"rope_scaling": scaling}), y)]
+        messages = [finding.message for finding in found(of_config(LLAMA | {"rope_scaling": scaling}), y)]
 
-        assert [lacks] * (lacks is not None) == [lacks for message in said if f" {lacks}" in message]
-        assert len(said) == (lacks is not None)
+        assert [lacks] * (lacks is not None) == [lacks for message in messages if f" {lacks}" in message]
+        assert len(messages) == (lacks is not None)
 
     def test_base_computed_from_alpha_is_no_difference(self):
         config = LLAMA | {"rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}
@@ -294,7 +296,7 @@ def test_head_tied_by_the_quantized_configuration_alone_must_be_the_embedding(tm
     findings = quanterr.compare(original, quantized, device="cpu").findings
 
     assert [("warning", "tie_word_embeddings")] * n == [
-        (one.severity, one.evidence["key"]) for one in findings if one.code == "config_mismatch"
+        (finding.severity, finding.evidence["key"]) for finding in findings if finding.code == "config_mismatch"
     ]
 
 
@@ -307,6 +309,8 @@ def test_declared_rows_of_a_padded_vocabulary_are_reported_with_the_weight(tmp_p
     ]
     report = quanterr.compare(*sides, device="cpu")
 
-    assert [("info", name)] == [(one.severity, one.layer) for one in report.findings if "more rows" in one.message]
-    assert [] == [one.message for one in report.findings if one.evidence.get("key") == "vocab_size"]
-    assert not [one.message for one in report.findings if "declares vocab_size" in one.message]
+    assert [("info", name)] == [
+        (finding.severity, finding.layer) for finding in report.findings if "more rows" in finding.message
+    ]
+    assert [] == [finding.message for finding in report.findings if finding.evidence.get("key") == "vocab_size"]
+    assert not [finding.message for finding in report.findings if "declares vocab_size" in finding.message]

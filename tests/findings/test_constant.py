@@ -42,19 +42,19 @@ class TestConstants:
     def test_constants_are_one_warning_that_names_the_layers(self, tmp_path, by, value, words):
         x = {DOWN: numbers(*SHAPE), GATE: torch.full(SHAPE, value).bfloat16(), UP: torch.full(SHAPE, value).bfloat16()}
         report = compared(tmp_path, x, by(x))
-        (found,) = told(report, "constant_weight")
+        (constant,) = told(report, "constant_weight")
 
-        assert ("warning", None, [GATE, UP]) == (found.severity, found.layer, found.evidence["layers"])
-        assert f"2 weights are {words} on both sides" in found.message
+        assert ("warning", None, [GATE, UP]) == (constant.severity, constant.layer, constant.evidence["layers"])
+        assert f"2 weights are {words} on both sides" in constant.message
         assert "error" not in {finding.severity for finding in report.findings}
 
     @pytest.mark.parametrize("by", [stored, cast, same])
     @pytest.mark.parametrize("value", [0.0, 0.25])
     def test_constants_without_another_matrix_of_their_shape_are_an_info(self, tmp_path, by, value):
         x = {DOWN: numbers(128, 64), GATE: torch.full(SHAPE, value).bfloat16(), UP: torch.full(SHAPE, value).bfloat16()}
-        (found,) = told(compared(tmp_path, x, by(x)), "constant_weight")
+        (finding,) = told(compared(tmp_path, x, by(x)), "constant_weight")
 
-        assert ("info", [GATE, UP]) == (found.severity, found.evidence["layers"])
+        assert ("info", [GATE, UP]) == (finding.severity, finding.evidence["layers"])
 
     @pytest.mark.parametrize(
         "name",
@@ -110,10 +110,10 @@ class TestConstants:
     def test_constant_experts_in_a_stack_are_counted(self, tmp_path, by):
         x = {f"{STACK}.weight": numbers(4, 32, 64)}
         x[f"{STACK}.weight"][[1, 3]] = 0
-        (found,) = told(compared(tmp_path, x, by(x)), "constant_weight")
+        (finding,) = told(compared(tmp_path, x, by(x)), "constant_weight")
 
-        assert [f"{STACK}.weight"] == found.evidence["layers"]
-        assert f"{STACK}.weight (experts 1, 3);" in found.message
+        assert [f"{STACK}.weight"] == finding.evidence["layers"]
+        assert f"{STACK}.weight (experts 1, 3);" in finding.message
 
 
 class TestRepeatedExperts:
@@ -121,26 +121,26 @@ class TestRepeatedExperts:
     def test_repeated_experts_in_a_layer_are_one_warning(self, tmp_path, by):
         seeds = {(0, 0): 1, (0, 1): 2, (0, 2): 1, (1, 0): 3, (1, 1): 3, (1, 2): 4}
         x = {EXPERT.format(*place): numbers(*SHAPE, seed=seed) for place, seed in seeds.items()}
-        (found,) = told(compared(tmp_path, x, by(x)), "repeated_weights")
+        (finding,) = told(compared(tmp_path, x, by(x)), "repeated_weights")
 
-        assert ("warning", None) == (found.severity, found.layer)
-        assert [EXPERT.format(*place) for place in ((0, 0), (0, 2), (1, 0), (1, 1))] == found.evidence["layers"]
-        assert f"{EXPERT.format(0, 0)} and 1 other, {EXPERT.format(1, 0)} and 1 other" in found.message
+        assert ("warning", None) == (finding.severity, finding.layer)
+        assert [EXPERT.format(*place) for place in ((0, 0), (0, 2), (1, 0), (1, 1))] == finding.evidence["layers"]
+        assert f"{EXPERT.format(0, 0)} and 1 other, {EXPERT.format(1, 0)} and 1 other" in finding.message
 
     @pytest.mark.parametrize("by", [cast, same])
     def test_repeated_experts_in_a_stack_are_counted(self, tmp_path, by):
         x = {STACK: numbers(8, 48, 64)[[0, 1, 2, 3, 0, 1, 0, 7]]}
-        (found,) = told(compared(tmp_path, x, by(x)), "repeated_weights")
+        (finding,) = told(compared(tmp_path, x, by(x)), "repeated_weights")
 
-        assert ("warning", [STACK]) == (found.severity, found.evidence["layers"])
-        assert f"{STACK} (5 of 8 distinct)" in found.message
+        assert ("warning", [STACK]) == (finding.severity, finding.evidence["layers"])
+        assert f"{STACK} (5 of 8 distinct)" in finding.message
 
     def test_repeated_experts_are_found_where_chunks_cut_them(self, tmp_path):
         experts = numbers(3, 500, 640)
         x = {STACK: experts[[0, 1, 2, 1]]}
-        (found,) = told(compared(tmp_path, x, cast(x)), "repeated_weights")
+        (finding,) = told(compared(tmp_path, x, cast(x)), "repeated_weights")
 
-        assert "(3 of 4 distinct)" in found.message
+        assert "(3 of 4 distinct)" in finding.message
 
     def test_repeated_experts_may_be_rounded_each_in_its_way(self, tmp_path):
         """Quantizers may see other inputs for each expert."""
@@ -149,13 +149,13 @@ class TestRepeatedExperts:
         y[EXPERT.format(0, 1)] = y[EXPERT.format(0, 1)].clone()
         y[EXPERT.format(0, 1)][::3] += 1
 
-        assert ["warning"] == [one.severity for one in told(compared(tmp_path, x, y), "repeated_weights")]
+        assert ["warning"] == [finding.severity for finding in told(compared(tmp_path, x, y), "repeated_weights")]
 
     @pytest.mark.parametrize("change", [lambda x: x.flip(0), lambda x: -x, lambda x: x.roll(1, 1)])
     def test_experts_with_equal_energies_are_different(self, tmp_path, change):
-        one = numbers(*SHAPE)
-        apart = {EXPERT.format(0, n): each for n, each in enumerate((one, change(one)))}
-        x = {**apart, STACK: torch.stack((one, change(one)))}
+        weight = numbers(*SHAPE)
+        apart = {EXPERT.format(0, n): matrix for n, matrix in enumerate((weight, change(weight)))}
+        x = {**apart, STACK: torch.stack((weight, change(weight)))}
 
         assert [] == told(compared(tmp_path, x, x), "repeated_weights")
 
@@ -176,10 +176,10 @@ class TestRepeatedExperts:
 class TestRepeatedLayers:
     def test_repeated_layers_are_an_info_as_merges_make_them(self, tmp_path):
         x = {f"model.layers.{n}.mlp.up_proj.weight": numbers(*SHAPE, seed=n // 2) for n in range(3)}
-        (found,) = told(compared(tmp_path, x, stored(x)), "repeated_weights")
+        (finding,) = told(compared(tmp_path, x, stored(x)), "repeated_weights")
 
-        assert ("info", list(x)[:2]) == (found.severity, found.evidence["layers"])
-        assert "layers repeat each other" in found.message
+        assert ("info", list(x)[:2]) == (finding.severity, finding.evidence["layers"])
+        assert "layers repeat each other" in finding.message
 
     def test_repeated_layers_may_share_heads_and_embeddings(self, tmp_path):
         names = "bbox_embed.{}.layers.0.weight", "mtp.{}.embed_tokens.weight", "mtp.{}.lm_head.weight"

@@ -96,7 +96,7 @@ def one_scale_for_both(folder):
     q, v = (numbers(64, 256, seed=n).float() * size for n, size in enumerate((1, 0.02)))
     unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
     x = dict(zip(names, (q, v), strict=True))
-    y = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    y = {name: (weight / unit).round().to(torch.int8) for name, weight in x.items()}
     return compared(folder, x, y | {f"{name}_scale": unit for name in names}).findings
 
 
@@ -158,9 +158,9 @@ def key(row):
 
 @pytest.mark.parametrize("row", EXPLANATIONS, ids=lambda row: " ".join(key(row)))
 def test_explained_finding_appears_without_its_row(row, tmp_path, monkeypatch):
-    with_it = {found.code for found in CASES[key(row)](tmp_path)}
+    with_it = {case.code for case in CASES[key(row)](tmp_path)}
     monkeypatch.setattr(explanations, "EXPLANATIONS", tuple(other for other in EXPLANATIONS if other is not row))
-    without = {found.code for found in CASES[key(row)](tmp_path)}
+    without = {case.code for case in CASES[key(row)](tmp_path)}
 
     assert with_it < without
     assert without - with_it <= set(row.explained)
@@ -198,22 +198,22 @@ def test_cause_does_not_explain_other_weights(row):
 
 @pytest.mark.parametrize(("severity", "stands"), [("warning", True), ("error", False)])
 def test_cause_must_be_bad_enough(severity, stands):
-    found = [a_finding("scale_factor", severity, "a"), a_finding("excess_error", "warning", "a")]
+    findings = [a_finding("scale_factor", severity, "a"), a_finding("excess_error", "warning", "a")]
 
-    assert stands == (found == drop_explained(found, {}))
+    assert stands == (findings == drop_explained(findings, {}))
 
 
 @pytest.mark.parametrize(("named", "stands"), [(["a"], True), (["a", "b"], False)])
 def test_finding_about_many_weights_goes_where_all_are_explained(named, stands):
-    found = [
+    findings = [
         a_finding("scale_factor", "error", None, layers=named),
         a_finding("unquantized_changed", "warning", None, layers=["a", "b"]),
     ]
 
-    assert stands == (found == drop_explained(found, {}))
+    assert stands == (findings == drop_explained(findings, {}))
 
 
 def test_finding_without_a_weight_is_not_explained():
-    found = [a_finding("scale_factor", "error", "a"), a_finding("implausible_error", "error", None)]
+    findings = [a_finding("scale_factor", "error", "a"), a_finding("implausible_error", "error", None)]
 
-    assert found == drop_explained(found, {})
+    assert findings == drop_explained(findings, {})

@@ -58,7 +58,11 @@ def write(path, tensors, name=None):
 
 
 def told(path):
-    return [(one.severity, one.message) for one in quanterr.inspect(path).findings if one.code == "misnamed_type"]
+    return [
+        (finding.severity, finding.message)
+        for finding in quanterr.inspect(path).findings
+        if finding.code == "misnamed_type"
+    ]
 
 
 @pytest.mark.parametrize("sizes", [GATED, PLAIN], ids=["gated", "plain"])
@@ -105,9 +109,9 @@ def test_minority_type_is_a_warning(tmp_path):
     ],
 )
 def test_file_names_are_read(tmp_path, name, severity):
-    found = told(write(tmp_path / name, weights(GATED, lambda _: "Q4_K"), "Q4_K_M"))
+    findings = told(write(tmp_path / name, weights(GATED, lambda _: "Q4_K"), "Q4_K_M"))
 
-    assert [severity] * (severity is not None) == [one for one, _ in found]
+    assert [severity] * (severity is not None) == [finding for finding, _ in findings]
 
 
 def test_unquantized_file_is_a_warning(tmp_path):
@@ -129,7 +133,7 @@ def test_comparison_checks_the_quantized_side(tmp_path):
     before = write(tmp_path / "a.gguf", weights(sizes, lambda _: "F32"))
     after = write(tmp_path / "b.gguf", weights(sizes, lambda _: "Q8_0"), "Q4_K_M")
 
-    codes = [one.code for one in quanterr.compare(before, after, device="cpu").findings]
+    codes = [finding.code for finding in quanterr.compare(before, after, device="cpu").findings]
     assert 1 == codes.count("misnamed_type")
 
 

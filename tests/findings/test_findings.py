@@ -30,10 +30,10 @@ def model(n=1, shape=SHAPE):
 
 def stored(x, quantize=quantized_fp8):
     """Return codes and one scale for each weight."""
-    found = {}
+    tensors = {}
     for name, weight in x.items():
-        found[name], found[f"{name}_scale"] = quantize(weight)
-    return found
+        tensors[name], tensors[f"{name}_scale"] = quantize(weight)
+    return tensors
 
 
 def by_row(weight):
@@ -128,13 +128,13 @@ def test_correct_weights_raise_no_finding(tmp_path, quantize):
 class TestScales:
     @pytest.mark.parametrize("factor", [3.0, 0.25, 1.1, 448.0, -1.0])
     def test_factor_is_named_with_the_level_without_it(self, tmp_path, factor):
-        found, name = faulty(tmp_path, times(factor))
+        findings, name = faulty(tmp_path, times(factor))
 
-        assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
-        assert factor == pytest.approx(float(found["scale_factor"].evidence["found"]), rel=0.002)
-        assert f"off by a factor of {found['scale_factor'].evidence['found']}" in found["scale_factor"].message
-        assert found["scale_factor"].evidence["snr_db_repaired"] > 30 > found["scale_factor"].evidence["snr_db"]
-        assert "implausible_error" not in found
+        assert ("error", name) == (findings["scale_factor"].severity, findings["scale_factor"].layer)
+        assert factor == pytest.approx(float(findings["scale_factor"].evidence["found"]), rel=0.002)
+        assert f"off by a factor of {findings['scale_factor'].evidence['found']}" in findings["scale_factor"].message
+        assert findings["scale_factor"].evidence["snr_db_repaired"] > 30 > findings["scale_factor"].evidence["snr_db"]
+        assert "implausible_error" not in findings
 
     def test_factor_causing_part_of_the_error_is_a_warning(self, tmp_path):
         def four_bits(weight):
@@ -143,10 +143,12 @@ class TestScales:
             return ((weight.float() / coarse).round() * coarse / scale).round().to(torch.int8), scale * 1.1
 
         x = model()
-        found = told(compared(tmp_path, x, stored(x, four_bits)))
+        findings = told(compared(tmp_path, x, stored(x, four_bits)))
 
-        assert {"scale_factor": "warning", "excess_error": "error"} == {c: found[c].severity for c in found}
-        assert "1.124 times the original's overall" in found["scale_factor"].message  # no repair: 31 dB are attainable
+        assert {"scale_factor": "warning", "excess_error": "error"} == {c: findings[c].severity for c in findings}
+        assert (
+            "1.124 times the original's overall" in findings["scale_factor"].message
+        )  # no repair: 31 dB are attainable
 
     def test_factor_shared_by_many_weights_is_one_finding(self, tmp_path):
         x = model(4)
@@ -167,10 +169,10 @@ class TestScales:
         y = stored(x, by_row)
         name = UP.format(0)
         y[f"{name}_scale"] = y[f"{name}_scale"].roll(1, 0)
-        found = told(compared(tmp_path, x, y))
+        findings = told(compared(tmp_path, x, y))
 
-        assert "one factor per row corrects it" in found["scale_factor"].message
-        assert "each scale belongs 1 place earlier" in found["scale_factor"].message
+        assert "one factor per row corrects it" in findings["scale_factor"].message
+        assert "each scale belongs 1 place earlier" in findings["scale_factor"].message
 
     def test_scales_for_other_blocks_are_noticed(self, tmp_path):
         x = model(shape=(128, 128))
@@ -180,25 +182,25 @@ class TestScales:
         blocks = x[name].float().reshape(4, 32, 4, 32)
         scale = blocks.abs().amax((1, 3)) / 127
         codes = (blocks / scale[:, None, :, None]).round().reshape(128, 128).to(torch.int8)
-        found = told(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
+        findings = told(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
 
-        assert "one factor per block corrects it" in found["scale_factor"].message
-        assert "error" == found["scale_factor"].severity
+        assert "one factor per block corrects it" in findings["scale_factor"].message
+        assert "error" == findings["scale_factor"].severity
 
     def test_column_factors_are_noticed(self, tmp_path):
         x = model()
         name = UP.format(0)
-        found = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
+        findings = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
 
-        assert "one factor per column corrects it" in found["scale_factor"].message
+        assert "one factor per column corrects it" in findings["scale_factor"].message
 
     def test_scales_equal_to_one_are_a_single_finding(self, tmp_path):
         x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
-        found = told(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
+        findings = told(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
 
-        assert ("info", list(x)) == (found["scale_constant"].severity, found["scale_constant"].evidence["layers"])
+        assert ("info", list(x)) == (findings["scale_constant"].severity, findings["scale_constant"].evidence["layers"])
 
     @pytest.mark.parametrize("judged", [True, False])
     def test_codes_at_the_end_of_their_range_are_noticed(self, tmp_path, monkeypatch, judged):
@@ -209,10 +211,10 @@ class TestScales:
         if not judged:  # as in codebooks, whose scales are not judged
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
-        found = told(compared(tmp_path, x, stored(x, clipped)))
+        findings = told(compared(tmp_path, x, stored(x, clipped)))
 
-        assert ("error", "warning")[not judged] == found["scale_loss" if judged else "saturated"].severity
-        assert judged == ("saturated" not in found)
+        assert ("error", "warning")[not judged] == findings["scale_loss" if judged else "saturated"].severity
+        assert judged == ("saturated" not in findings)
 
 
 class TestActivationScales:
@@ -230,10 +232,10 @@ class TestActivationScales:
     def test_unusable_activation_scales_are_noticed(self, tmp_path, ending, value, code, severity, dtype):
         x, name = model(), f"layers.0.{ending}"
         report = compared(tmp_path, x, stored(x) | {name: torch.tensor([0.5, value], dtype=dtype)})
-        (found,) = report.findings
+        (finding,) = report.findings
 
-        assert (code, severity, [name]) == (found.code, found.severity, found.evidence["tensors"])
-        assert name in found.message
+        assert (code, severity, [name]) == (finding.code, finding.severity, finding.evidence["tensors"])
+        assert name in finding.message
         assert ("inconclusive" if severity == "error" else "pass") == report.verdict
 
     @pytest.mark.parametrize(
@@ -297,35 +299,35 @@ def test_missing_scale_is_reported_instead_of_a_factor():
 )
 def test_row_factors_suggest_wrong_scales(stored, factors, words):
     scales = torch.rand(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
-    told = explain_factors(factors(scales), stored(scales))
+    explanation = explain_factors(factors(scales), stored(scales))
 
-    assert words in told
-    assert bool(words) == bool(told)
+    assert words in explanation
+    assert bool(words) == bool(explanation)
 
 
 class TestOrder:
     def test_rows_in_another_order_are_an_error(self, tmp_path):
-        found, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
+        findings, name = faulty(tmp_path, codes_as(lambda codes: codes.roll(1, 0)))
 
-        assert ("error", name) == (found["permuted"].severity, found["permuted"].layer)
-        assert "its rows are in a different order (shifted by 1)" in found["permuted"].message
-        assert found["permuted"].evidence["snr_db_repaired"] > 30
+        assert ("error", name) == (findings["permuted"].severity, findings["permuted"].layer)
+        assert "its rows are in a different order (shifted by 1)" in findings["permuted"].message
+        assert findings["permuted"].evidence["snr_db_repaired"] > 30
 
     def test_swapped_neighbouring_columns_are_an_error(self, tmp_path):
-        found, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
+        findings, _ = faulty(tmp_path, codes_as(lambda codes: codes.reshape(64, 64, 2).flip(2).reshape(64, 128)))
 
-        assert "its columns are in a different order (neighbours are swapped" in found["permuted"].message
+        assert "its columns are in a different order (neighbours are swapped" in findings["permuted"].message
 
     def test_order_without_a_simple_rule_is_an_error(self, tmp_path):
         order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
-        found, _ = faulty(tmp_path, codes_as(lambda codes: codes[order]))
+        findings, _ = faulty(tmp_path, codes_as(lambda codes: codes[order]))
 
-        assert "irregular order" in found["permuted"].message
+        assert "irregular order" in findings["permuted"].message
 
     def test_transposed_weight_is_an_error(self, tmp_path):
-        found, _ = faulty(tmp_path, codes_as(lambda codes: codes.t()), shape=(64, 64))
+        findings, _ = faulty(tmp_path, codes_as(lambda codes: codes.t()), shape=(64, 64))
 
-        assert "error" == found["transposed"].severity
+        assert "error" == findings["transposed"].severity
 
     @pytest.mark.parametrize(
         ("there", "words"),
@@ -342,9 +344,9 @@ class TestOrder:
         ],
     )
     def test_order_is_described_in_words(self, there, words):
-        own = list(range(64))
+        order = list(range(64))
 
-        assert words in describe_order(own, [there(i) for i in own], 64)
+        assert words in describe_order(order, [there(i) for i in order], 64)
 
     @pytest.mark.parametrize(
         ("places", "code", "words"),
@@ -360,28 +362,28 @@ class TestOrder:
     def test_experts_in_other_places_are_named(self, tmp_path, places, code, words):
         name = "model.layers.0.mlp.experts.down_proj"
         x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first weight
-        found = told(compared(tmp_path, x, {name: x[name][places]}))
+        findings = told(compared(tmp_path, x, {name: x[name][places]}))
 
-        assert {code} == found.keys()
-        assert places == found[code].evidence["experts"]
-        assert words in found[code].message
+        assert {code} == findings.keys()
+        assert places == findings[code].evidence["experts"]
+        assert words in findings[code].message
 
     def test_experts_repeated_in_the_original_are_in_their_places(self, tmp_path):
         name = "model.layers.0.mlp.experts.down_proj"
         x = numbers(4, 64, 64)[[0, 0, 2, 3]]
-        found = told(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
+        findings = told(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
 
-        assert not {"permuted", "swapped_weight"} & found.keys()
+        assert not {"permuted", "swapped_weight"} & findings.keys()
 
     @pytest.mark.parametrize(
         "name", ["model.layers.0.mlp.gate_up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"]
     )
     def test_exchanged_gate_and_up_are_named(self, tmp_path, name):
         x = {name: numbers(*([3] if "experts" in name else []), 512, 640)}
-        found = told(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
+        findings = told(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
 
-        assert {"permuted"} == found.keys()
-        assert "gate is stored where up belongs, and up for gate" in found["permuted"].message
+        assert {"permuted"} == findings.keys()
+        assert "gate is stored where up belongs, and up for gate" in findings["permuted"].message
 
     def test_weight_from_another_layer_is_named(self, tmp_path):
         x = model(3)
@@ -389,15 +391,15 @@ class TestOrder:
         first, second = UP.format(0), UP.format(2)
         for part in ("", "_scale"):
             y[first + part], y[second + part] = y[second + part], y[first + part]
-        found = [f for f in compared(tmp_path, x, y).findings if f.code == "swapped_weight"]
+        findings = [f for f in compared(tmp_path, x, y).findings if f.code == "swapped_weight"]
 
-        assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in found]
+        assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in findings]
 
     def test_unrelated_tensor_is_far_off_and_no_repair_is_proposed(self, tmp_path):
         x = model()
-        found = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
+        findings = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
 
-        assert {"implausible_error"} == found.keys()
+        assert {"implausible_error"} == findings.keys()
 
 
 @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
@@ -411,9 +413,9 @@ def test_values_too_large_to_square_do_not_pass(tmp_path, x, y):
 class TestZeroPoints:
     def test_errors_leaning_to_one_side_are_a_warning(self, tmp_path):
         x = model()
-        found = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
+        findings = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
 
-        assert ("warning", UP.format(0)) == (found["biased_error"].severity, found["biased_error"].layer)
+        assert ("warning", UP.format(0)) == (findings["biased_error"].severity, findings["biased_error"].layer)
 
     @pytest.mark.parametrize(("rows", "codes"), [(1, set()), (4, {"biased_error"})])
     def test_few_errors_may_lean_to_one_side_by_chance(self, tmp_path, rows, codes):
@@ -422,16 +424,16 @@ class TestZeroPoints:
         steps, scale = by_row(numbers(rows, 64))
         y = steps * scale
         x = y - 0.8 * scale * errors
-        found = told(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
+        findings = told(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
 
-        assert codes == found.keys() & {"biased_error"}
+        assert codes == findings.keys() & {"biased_error"}
 
     def test_shift_per_row_is_proposed(self, tmp_path):
         x = model()
         shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
-        found = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
+        findings = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
 
-        assert "one shift per row corrects it" in found["zero_points"].message
+        assert "one shift per row corrects it" in findings["zero_points"].message
 
 
 class TestRows:
@@ -439,21 +441,21 @@ class TestRows:
         def change(y, name):
             y[name].view(torch.uint8)[[5, 9]] = 0
 
-        found, name = faulty(tmp_path, change)
+        findings, name = faulty(tmp_path, change)
 
         assert ("warning", name, [5, 9]) == (
-            found["dead_rows"].severity,
-            found["dead_rows"].layer,
-            found["dead_rows"].evidence["rows"],
+            findings["dead_rows"].severity,
+            findings["dead_rows"].layer,
+            findings["dead_rows"].evidence["rows"],
         )
 
     def test_much_worse_row_is_named(self, tmp_path):
         def change(y, name):
             y[name].view(torch.uint8)[7, ::8] = 0
 
-        found, _ = faulty(tmp_path, change)
+        findings, _ = faulty(tmp_path, change)
 
-        assert [7] == found["bad_rows"].evidence["rows"]
+        assert [7] == findings["bad_rows"].evidence["rows"]
 
     def test_rows_sharing_a_scale_with_an_outlier_are_silent(self, tmp_path):
         x = numbers(1024, 128)
@@ -472,9 +474,9 @@ class TestRows:
 def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as in formats without nearest codes
     x = model()
-    found = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
+    findings = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 
-    assert ("warning", [31, 32]) == (found["below_usual"].severity, found["below_usual"].evidence["usual_snr_db"])
+    assert ("warning", [31, 32]) == (findings["below_usual"].severity, findings["below_usual"].evidence["usual_snr_db"])
 
 
 NORM, BIAS = "layers.0.input_layernorm.weight", "layers.0.mlp.up_proj.bias"
@@ -509,13 +511,13 @@ class TestVectors:
     def test_broken_vectors_are_errors(self, tmp_path, name, broken, code, words):
         x = vectors()
         report = compared(tmp_path, x, x | {name: broken(x).to(x[name].dtype)})
-        found = [finding for finding in report.findings if finding.severity != "info"]
+        findings = [finding for finding in report.findings if finding.severity != "info"]
 
         assert ("inconclusive", [(code, "error", name)]) == (
             report.verdict,
-            [(finding.code, finding.severity, finding.layer) for finding in found],
+            [(finding.code, finding.severity, finding.layer) for finding in findings],
         )
-        assert words in found[0].message
+        assert words in findings[0].message
 
     @pytest.mark.parametrize(
         ("name", "sound"),
@@ -535,17 +537,17 @@ class TestVectors:
     def test_biases_for_quantized_weights_may_be_corrected_by_any_amount(self, tmp_path, change):
         x = vectors() | model()
         report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
-        found = told(report)["bias_corrected"]
+        finding = told(report)["bias_corrected"]
         weight = x["layers.0.mlp.up_proj.weight"].float()
         difference = change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()
         shift = float((difference.abs() / weight.norm(dim=1)).max())
         codes, scale = quantized_fp8(weight)
         share = float(difference.norm() / (codes.float() * scale - weight).norm())  # as if every input had size one
 
-        assert ("pass", [BIAS]) == (report.verdict, found.evidence["layers"])
-        assert found.evidence["shift"] == pytest.approx(shift, rel=1e-3)
-        assert found.evidence["share"] == pytest.approx(share, rel=1e-3)
-        assert ("info" if share <= 1 else "warning") == found.severity
+        assert ("pass", [BIAS]) == (report.verdict, finding.evidence["layers"])
+        assert finding.evidence["shift"] == pytest.approx(shift, rel=1e-3)
+        assert finding.evidence["share"] == pytest.approx(share, rel=1e-3)
+        assert ("info" if share <= 1 else "warning") == finding.severity
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -561,24 +563,24 @@ class TestVectors:
     def test_other_small_bias_changes_are_a_warning(self, tmp_path, change, words):
         x = vectors() | model()
         x[BIAS] *= 0.01  # the weight's error affects the outputs more
-        found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
+        finding = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
 
-        assert ("warning", True) == (found.severity, found.evidence["share"] < 1)
-        assert words in found.message
+        assert ("warning", True) == (finding.severity, finding.evidence["share"] < 1)
+        assert words in finding.message
 
     @pytest.mark.parametrize("norm_too", [False, True])
     def test_corrected_biases_are_not_listed_among_other_changes(self, tmp_path, norm_too):
         x = vectors() | model()
         changed = {BIAS: 3 * x[BIAS]} | ({NORM: 1.01 * x[NORM].float()} if norm_too else {})
         report = compared(tmp_path, x, x | stored(model()) | changed)
-        found = told(report)
+        findings = told(report)
 
-        assert [BIAS] == found["bias_corrected"].evidence["layers"]
+        assert [BIAS] == findings["bias_corrected"].evidence["layers"]
         assert {BIAS, *([NORM] if norm_too else [])} == {layer.layer_name for layer in report.other_changes}
-        assert norm_too == ("other_changes" in found)
+        assert norm_too == ("other_changes" in findings)
         if norm_too:
-            assert (1, "info") == (found["other_changes"].evidence["tensors"], found["other_changes"].severity)
-            assert BIAS not in found["other_changes"].message
+            assert (1, "info") == (findings["other_changes"].evidence["tensors"], findings["other_changes"].severity)
+            assert BIAS not in findings["other_changes"].message
 
     @pytest.mark.parametrize(("by", "severity"), [(0.1, "info"), (0.95, "info"), (1.05, "warning"), (20, "warning")])
     @pytest.mark.parametrize("norm", [None, 4.0])
@@ -590,10 +592,10 @@ class TestVectors:
         noise = numbers(64, seed=9).float()
         noise *= by * (norm or 1) * (codes.float() * scale - weight).norm() / noise.norm()
         x[BIAS] = x[BIAS].float()
-        found = told(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
+        finding = told(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
 
-        assert severity == found.severity
-        assert found.evidence["share"] == pytest.approx(by, rel=1e-3)
+        assert severity == finding.severity
+        assert finding.evidence["share"] == pytest.approx(by, rel=1e-3)
 
     def test_biases_are_copied_where_no_quantizer_corrects_them(self, tmp_path):
         x = vectors() | model()
@@ -614,26 +616,26 @@ class TestVectors:
         factors = torch.logspace(-1, 1, 128)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
         x[NORM] = (x[NORM].float() - 1).clamp(min=-0.8) if around_zero else x[NORM].float().abs()
         norm = (1 + x[NORM]) * factors - 1 if around_zero else x[NORM] * factors
-        found = told(compared(tmp_path, x, x | {NORM: norm}))
+        findings = told(compared(tmp_path, x, x | {NORM: norm}))
 
-        assert {"implausible_error", "other_changes"} == found.keys()
+        assert {"implausible_error", "other_changes"} == findings.keys()
         assert ("warning", [NORM]) == (
-            found["implausible_error"].severity,
-            found["implausible_error"].evidence["layers"],
+            findings["implausible_error"].severity,
+            findings["implausible_error"].evidence["layers"],
         )
 
     def test_fused_norm_with_only_ones_is_still_a_warning(self, tmp_path):
         x = vectors()
-        found = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
+        findings = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
 
-        assert "warning" == found["implausible_error"].severity
+        assert "warning" == findings["implausible_error"].severity
 
     def test_zeros_for_a_norm_with_only_ones_are_shown_with_both_readings(self, tmp_path):
         x = {NORM: torch.ones(64)}
-        found = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
+        findings = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
 
-        assert "warning" == found["norm_offset"].severity
-        assert "stored minus one, or lost" in found["norm_offset"].message
+        assert "warning" == findings["norm_offset"].severity
+        assert "stored minus one, or lost" in findings["norm_offset"].message
 
     @pytest.mark.parametrize("change", [lambda x: x - 1, lambda x: x + 1], ids=["minus", "plus"])
     @pytest.mark.parametrize("changed", [["layers.3.norm.weight"], ["norm.weight"]])
@@ -642,17 +644,17 @@ class TestVectors:
         report = compared(tmp_path, x, x | {name: change(x[name]) for name in changed})
 
         assert [("norm_offset", "error", *changed)] == [
-            (found.code, found.severity, found.layer) for found in report.findings if found.severity != "info"
+            (finding.code, finding.severity, finding.layer) for finding in report.findings if finding.severity != "info"
         ]
         assert "inconclusive" == report.verdict
 
     def test_final_norm_may_be_off_by_one_as_all_other_norms_are(self, tmp_path):
         x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
-        found = told(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
+        findings = told(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
 
         assert ("warning", sorted(x)) == (
-            found["norm_offset"].severity,
-            sorted(found["norm_offset"].evidence["layers"]),
+            findings["norm_offset"].severity,
+            sorted(findings["norm_offset"].evidence["layers"]),
         )
 
     @pytest.mark.parametrize(
@@ -680,10 +682,10 @@ class TestUninformativeNumbers:
     @pytest.mark.parametrize("factor", [2.0, -5.0])
     def test_vanishing_squares_are_an_error(self, tmp_path, factor):
         x = numbers(16, 32).double() * 1e-200
-        found = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
+        findings = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
 
-        assert ("error", "a.weight") == (found["implausible_error"].severity, found["implausible_error"].layer)
-        assert "their squares underflow" in found["implausible_error"].message
+        assert ("error", "a.weight") == (findings["implausible_error"].severity, findings["implausible_error"].layer)
+        assert "their squares underflow" in findings["implausible_error"].message
 
     def test_element_that_is_not_finite_is_a_single_finding(self, tmp_path):
         x = numbers(16, 32).float()
@@ -691,7 +693,7 @@ class TestUninformativeNumbers:
         broken[0, 0] = torch.nan
         report = compared(tmp_path, {"a.weight": broken}, {"a.weight": x + 0.001})
 
-        assert ["nonfinite_original"] == [found.code for found in report.findings]
+        assert ["nonfinite_original"] == [finding.code for finding in report.findings]
 
 
 class TestAllWeights:
@@ -703,9 +705,9 @@ class TestAllWeights:
         name = UP.format(3)
         noise = 0.1 * numbers(*SHAPE, seed=99).float()
         y[name], y[f"{name}_scale"] = by_row(x[name].float() + noise)
-        found = told(compared(tmp_path, x, y))
+        findings = told(compared(tmp_path, x, y))
 
-        assert ("warning", name) == (found["group_outlier"].severity, found["group_outlier"].layer)
+        assert ("warning", name) == (findings["group_outlier"].severity, findings["group_outlier"].layer)
 
     def test_weights_that_their_scales_limit_need_a_finer_format(self, tmp_path):
         """Two weights have outliers in all rows, two in rows that the usual sample leaves out."""
@@ -715,11 +717,11 @@ class TestAllWeights:
             columns = torch.randint(256, (len(rows),), generator=torch.Generator().manual_seed(100 + n))
             x[UP.format(n)][rows, columns] = 0.7
         report = compared(tmp_path, x, stored(x, by_row_of_few_bits))
-        found = told(report)["group_outlier"]
+        finding = told(report)["group_outlier"]
 
-        assert ("info", [UP.format(n) for n in (1, 4, 7, 8)]) == (found.severity, found.evidence["layers"])
-        assert "use a finer format" in found.remedy
-        assert "warning" not in {one.severity for one in report.findings}
+        assert ("info", [UP.format(n) for n in (1, 4, 7, 8)]) == (finding.severity, finding.evidence["layers"])
+        assert "use a finer format" in finding.remedy
+        assert "warning" not in {finding.severity for finding in report.findings}
         assert all(layer.attainable_snr_db >= layer.snr_db for layer in report.layers)
 
     def test_lossier_cast_for_small_values_is_not_a_group_outlier(self, tmp_path):
@@ -731,10 +733,10 @@ class TestAllWeights:
         assert "group_outlier" not in told(report)
 
     def test_repaired_finding_is_not_reported_twice(self, tmp_path):
-        found, name = faulty(tmp_path, times(1.5), 8, by_row)
+        findings, name = faulty(tmp_path, times(1.5), 8, by_row)
 
-        assert ("error", name) == (found["scale_factor"].severity, found["scale_factor"].layer)
-        assert "group_outlier" not in found
+        assert ("error", name) == (findings["scale_factor"].severity, findings["scale_factor"].layer)
+        assert "group_outlier" not in findings
 
     def test_bad_rows_in_many_weights_are_an_error_for_each(self, tmp_path):
         x = model(8)
@@ -742,11 +744,11 @@ class TestAllWeights:
         for name in list(x)[:4]:
             y[name][7, ::2] = 0
         report = compared(tmp_path, x, y)
-        found = [one for one in report.findings if one.severity != "info"]
+        findings = [finding for finding in report.findings if finding.severity != "info"]
 
-        assert {("excess_error", "error")} == {(one.code, one.severity) for one in found}
-        assert list(x)[:4] == [one.layer for one in found]
-        assert all("1 sampled row (7)" in one.message for one in found)
+        assert {("excess_error", "error")} == {(finding.code, finding.severity) for finding in findings}
+        assert list(x)[:4] == [finding.layer for finding in findings]
+        assert all("1 sampled row (7)" in finding.message for finding in findings)
 
     def test_bad_rows_in_many_weights_without_nearest_codes_are_an_info(self, tmp_path, monkeypatch):
         monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
@@ -755,16 +757,16 @@ class TestAllWeights:
         for name in list(x)[:4]:
             y[name][7, ::2] = 0
         report = compared(tmp_path, x, y)
-        (found,) = (found for found in report.findings if found.code == "bad_rows")
+        (finding,) = (finding for finding in report.findings if finding.code == "bad_rows")
 
-        assert ("info", None, list(x)[:4]) == (found.severity, found.layer, found.evidence["layers"])
-        assert found.message.startswith("4 of 8 weights have rows with far more error")
+        assert ("info", None, list(x)[:4]) == (finding.severity, finding.layer, finding.evidence["layers"])
+        assert finding.message.startswith("4 of 8 weights have rows with far more error")
 
     def test_norms_that_differ_by_one_are_a_warning(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
-        found = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
+        findings = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
 
-        assert ("warning", list(x)) == (found["norm_offset"].severity, found["norm_offset"].evidence["layers"])
+        assert ("warning", list(x)) == (findings["norm_offset"].severity, findings["norm_offset"].evidence["layers"])
 
     def test_identical_checkpoints_are_a_warning(self, tmp_path):
         x = model()
@@ -805,20 +807,20 @@ class TestAllWeights:
         y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
         codes = model() if coded else {}
         report = compared(tmp_path, x | codes, y | stored(codes))
-        found = told(report).get("unquantized_changed")
+        finding = told(report).get("unquantized_changed")
 
-        assert severity == (found and found.severity)
+        assert severity == (finding and finding.severity)
         assert ("inconclusive" if severity == "error" else "pass") == report.verdict
-        if found:
-            assert (6, list(y)[:changed]) == (found.evidence["tensors"], found.evidence["layers"])
-            assert found.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized differ")
+        if finding:
+            assert (6, list(y)[:changed]) == (finding.evidence["tensors"], finding.evidence["layers"])
+            assert finding.message.startswith(f"{changed} of 6 tensors that both checkpoints store unquantized differ")
 
     def test_changed_norms_alone_do_not_prove_another_checkpoint(self, tmp_path):
         x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}
         y = {name: weight + 0.01 * numbers(64, seed=9) for name, weight in x.items()}
-        found = told(compared(tmp_path, x | model(), y | stored(model())))
+        findings = told(compared(tmp_path, x | model(), y | stored(model())))
 
-        assert "warning" == found["unquantized_changed"].severity
+        assert "warning" == findings["unquantized_changed"].severity
 
     def test_cast_tensors_may_differ_slightly(self, tmp_path):
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
@@ -830,16 +832,16 @@ class TestAllWeights:
         x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
-        found = told(compared(tmp_path, x, y))
+        findings = told(compared(tmp_path, x, y))
 
-        assert "warning" == found["lossless_codes"].severity
+        assert "warning" == findings["lossless_codes"].severity
 
     def test_configuration_without_codes_is_a_warning(self, tmp_path):
         x = model()
         y = {name: weight * 1.001 for name, weight in x.items()}
-        found = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
+        findings = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
 
-        assert "warning" == found["config_without_codes"].severity
+        assert "warning" == findings["config_without_codes"].severity
 
 
 class TestRepairsOnOtherRows:

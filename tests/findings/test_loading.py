@@ -51,7 +51,7 @@ def of_golden(path, case, config):
 
 
 def told(checkpoint, code="undeclared_codes"):
-    return [one for one in quanterr.inspect(checkpoint).findings if one.code == code]
+    return [finding for finding in quanterr.inspect(checkpoint).findings if finding.code == code]
 
 
 def compared(tmp_path, x, y, config):
@@ -59,7 +59,7 @@ def compared(tmp_path, x, y, config):
     report = quanterr.compare(
         store(tmp_path / "x.safetensors", x), folder(tmp_path / "y", y, MODEL | config), device="cpu"
     )
-    return {one.code: one for one in report.findings}
+    return {finding.code: finding for finding in report.findings}
 
 
 class TestUndeclared:
@@ -79,11 +79,11 @@ class TestUndeclared:
         ],
     )
     def test_undeclared_codes_are_reported(self, tmp_path, case, does):
-        (one,) = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
+        (finding,) = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
 
-        assert ("warning" if case.startswith("fp8_row/") else "error") == one.severity
-        assert "config.json declares no quantization, but " in one.message
-        assert does in one.message
+        assert ("warning" if case.startswith("fp8_row/") else "error") == finding.severity
+        assert "config.json declares no quantization, but " in finding.message
+        assert does in finding.message
 
     @pytest.mark.parametrize(
         "config",
@@ -128,24 +128,24 @@ class TestUndeclared:
 
 class TestLabels:
     def tensors(self, labels):
-        layout, found = named("INT8 128 × 128"), {}
+        layout, stored_tensors = named("INT8 128 × 128"), {}
         for n in range(3):
             name = f"blocks.{n}.attn.weight"
             stored = labelled_int8(name, sound(layout, numbers(256, 256, seed=n).float()))
-            found |= {key: value for key, value in stored.items() if "comfy" not in key or n in labels}
-        return found
+            stored_tensors |= {key: value for key, value in stored.items() if "comfy" not in key or n in labels}
+        return stored_tensors
 
     def test_layer_without_a_label_among_labelled_ones_is_an_error(self, tmp_path):
-        (one,) = told(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
+        (finding,) = told(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
 
-        assert ("error", ["blocks.1.attn.weight"]) == (one.severity, one.evidence["layers"])
-        assert "1 weight has codes and scales, but no comfy_quant label as others have: blocks.1." in one.message
+        assert ("error", ["blocks.1.attn.weight"]) == (finding.severity, finding.evidence["layers"])
+        assert "1 weight has codes and scales, but no comfy_quant label as others have: blocks.1." in finding.message
 
     @pytest.mark.parametrize(("labels", "severities"), [((0, 1, 2), []), ((), ["info"])])
     def test_labels_must_cover_all_layers_or_none(self, tmp_path, labels, severities):
-        found = told(store(tmp_path / "y.safetensors", self.tensors(labels)))
+        findings = told(store(tmp_path / "y.safetensors", self.tensors(labels)))
 
-        assert severities == [one.severity for one in found]
+        assert severities == [finding.severity for finding in findings]
 
     @pytest.mark.parametrize("in_header", [True, False])
     def test_label_without_a_format_is_a_warning(self, tmp_path, in_header):
@@ -155,10 +155,10 @@ class TestLabels:
         header = {"_quantization_metadata": json.dumps({"layers": {"blocks.1.attn": bare}})}
         tensors |= {} if in_header else {"blocks.1.attn.comfy_quant": text}
         save_file(tensors, tmp_path / "y.safetensors", header if in_header else {})
-        (one,) = told(tmp_path / "y.safetensors")
+        (finding,) = told(tmp_path / "y.safetensors")
 
-        assert ("warning", ["blocks.1.attn"]) == (one.severity, one.evidence["layers"])
-        assert '1 layer, whose label lacks "format": blocks.1.attn: ComfyUI refuses the file' in one.message
+        assert ("warning", ["blocks.1.attn"]) == (finding.severity, finding.evidence["layers"])
+        assert '1 layer, whose label lacks "format": blocks.1.attn: ComfyUI refuses the file' in finding.message
 
     @pytest.mark.parametrize(
         ("names", "severities"),
@@ -172,17 +172,19 @@ class TestLabels:
         stored = {}
         for name in names:
             stored |= nvfp4(name, sound(named("NVFP4"), numbers(64, 64).float()))
-        found = told(store(tmp_path / "y.safetensors", stored))
+        findings = told(store(tmp_path / "y.safetensors", stored))
 
-        assert severities == [one.severity for one in found]
-        assert all("no label for ComfyUI (comfy_quant, _quantization_metadata)" in one.message for one in found)
+        assert severities == [finding.severity for finding in findings]
+        assert all(
+            "no label for ComfyUI (comfy_quant, _quantization_metadata)" in finding.message for finding in findings
+        )
 
     def test_blocks_labelled_tensorwise_are_doubted(self, tmp_path):
         coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
         stored = labelled_int8("a.weight", coded, "int8_tensorwise")
-        (one,) = told(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
+        (finding,) = told(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
 
-        assert "labelled int8_tensorwise, but its scale a.weight_scale (F32 [2, 2]) is one per block" in one.message
+        assert "labelled int8_tensorwise, but its scale a.weight_scale (F32 [2, 2]) is one per block" in finding.message
 
 
 class TestMethods:
@@ -205,10 +207,12 @@ class TestMethods:
     )
     def test_unsuitable_method_is_reported(self, tmp_path, stored, method, severity):
         path = of_golden(tmp_path / "y", CASES[stored], MODEL | {"quantization_config": {"quant_method": method}})
-        found = [one for one in told(path, "config_mismatch") if one.evidence.get("key") == "quant_method"]
+        findings = [
+            finding for finding in told(path, "config_mismatch") if finding.evidence.get("key") == "quant_method"
+        ]
 
-        assert [severity] * bool(severity) == [one.severity for one in found]
-        assert all(f"declares quant_method {method}, but " in one.message for one in found)
+        assert [severity] * bool(severity) == [finding.severity for finding in findings]
+        assert all(f"declares quant_method {method}, but " in finding.message for finding in findings)
 
     @pytest.mark.parametrize(
         ("config", "n"),
@@ -222,16 +226,16 @@ class TestMethods:
     def test_mlx_needs_its_own_key(self, tmp_path, config, n):
         path = of_golden(tmp_path / "y", "mlx_affine/mlx_5_bits.safetensors", MODEL | config)
 
-        assert n == sum("mlx-lm looks for it" in one.message for one in told(path, "config_mismatch"))
-        assert not any("declares quant_method" in one.message for one in told(path, "config_mismatch"))
+        assert n == sum("mlx-lm looks for it" in finding.message for finding in told(path, "config_mismatch"))
+        assert not any("declares quant_method" in finding.message for finding in told(path, "config_mismatch"))
 
     @pytest.mark.parametrize(("four", "eight", "n"), [(True, False, 0), (True, True, 1), (False, False, 1)])
     def test_bitsandbytes_must_declare_the_stored_bits(self, tmp_path, four, eight, n):
-        said = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": eight}
+        method = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": eight}
         case = "bnb_nf4/bnb_nf4_double_quant.safetensors"
-        found = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": said}), "config_mismatch")
+        findings = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": method}), "config_mismatch")
 
-        assert n == sum(" stored as bnb_nf4: " in one.message for one in found)
+        assert n == sum(" stored as bnb_nf4: " in finding.message for finding in findings)
 
     def test_family_formats_exist_and_methods_are_in_lower_case(self):
         names = {row.name for row in FORMATS}
@@ -246,19 +250,19 @@ class TestReadings:
     def test_bitsandbytes_is_read_by_its_state(self, tmp_path):
         coded = sound(named("NF4"), X)
         config = {"quantization_config": named("NF4").config}
-        found = compared(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
+        finding = compared(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
 
-        assert "error" == found.severity
-        assert "as quant_type states fp4, which is how it will be loaded; " in found.message
-        assert found.evidence["snr_db"] < 0 < 15 < found.evidence["snr_db_other"]
+        assert "error" == finding.severity
+        assert "as quant_type states fp4, which is how it will be loaded; " in finding.message
+        assert finding.evidence["snr_db"] < 0 < 15 < finding.evidence["snr_db_other"]
 
     def test_misnamed_state_is_read_correctly_and_doubted(self, tmp_path):
         stored = bnb(NAME, sound(named("NF4"), X))
         stored[f"{NAME}.quant_state.bitsandbytes__fp4"] = stored.pop(f"{NAME}.quant_state.bitsandbytes__nf4")
-        found = compared(tmp_path, {NAME: X}, stored, {"quantization_config": named("NF4").config})
+        findings = compared(tmp_path, {NAME: X}, stored, {"quantization_config": named("NF4").config})
 
-        assert "wrong_convention" not in found
-        assert "declares quant_type nf4, which bitsandbytes uses" in found["ambiguous_layout"].message
+        assert "wrong_convention" not in findings
+        assert "declares quant_type nf4, which bitsandbytes uses" in findings["ambiguous_layout"].message
 
     @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention", "ambiguous_layout"}), (False, set())])
     def test_column_order_denied_by_the_configuration_is_reported(self, tmp_path, denied, codes):
@@ -266,12 +270,12 @@ class TestReadings:
         x = X * torch.linspace(0.1, 4, 256)
         config = {"quantization_config": layout.config | {"desc_act": not denied}}
         stored = gptq(NAME, sound(layout, x[:, order]), 4, order)
-        found = compared(tmp_path, {NAME: x}, stored, config)
+        findings = compared(tmp_path, {NAME: x}, stored, config)
 
-        assert codes == found.keys() & {"wrong_convention", "ambiguous_layout"}
+        assert codes == findings.keys() & {"wrong_convention", "ambiguous_layout"}
         if denied:
-            assert "columns in order, as config.json declares desc_act false" in found["wrong_convention"].message
-            assert found["wrong_convention"].evidence["snr_db_other"] > 15
+            assert "columns in order, as config.json declares desc_act false" in findings["wrong_convention"].message
+            assert findings["wrong_convention"].evidence["snr_db_other"] > 15
 
 
 class TestDialects:
@@ -297,18 +301,18 @@ class TestDialects:
         for name, fields in files.items():
             (y / name).write_text(json.dumps(MODEL | fields))
         report = quanterr.compare(store(tmp_path / "x.safetensors", {NAME: x}), y, device="cpu")
-        (one,) = [found for found in report.findings if found.code == "wrong_convention"]
+        (found,) = [finding for finding in report.findings if finding.code == "wrong_convention"]
 
-        assert "first column in the low nibble, scales in rows, as quant" in one.evidence["prescribed"]
-        assert "first column in the high nibble" in one.evidence["other"]
-        assert report.layers[0].snr_db < 0 < 15 < one.evidence["snr_db_other"]
+        assert "first column in the low nibble, scales in rows, as quant" in found.evidence["prescribed"]
+        assert "first column in the high nibble" in found.evidence["other"]
+        assert report.layers[0].snr_db < 0 < 15 < found.evidence["snr_db_other"]
 
     def test_nibbles_that_nothing_prescribes_are_read_as_the_original_says(self, tmp_path):
         x = numbers(128, 256).float()
-        found = compared(tmp_path, {NAME: x}, self.swapped(x), {})
+        findings = compared(tmp_path, {NAME: x}, self.swapped(x), {})
 
-        assert "read as NVFP4, first column in the high nibble" in found["ambiguous_layout"].message
-        assert "wrong_convention" not in found
+        assert "read as NVFP4, first column in the high nibble" in findings["ambiguous_layout"].message
+        assert "wrong_convention" not in findings
 
     @pytest.mark.parametrize("merged", [True, False])
     def test_only_exports_for_comfyui_may_have_scales_in_tiles(self, tmp_path, merged):
@@ -321,7 +325,7 @@ class TestDialects:
         report = quanterr.compare(store(tmp_path / "x.safetensors", {NAME: x}), y, device="cpu")
 
         assert merged == (report.layers[0].snr_db > 15)
-        assert merged == ("wrong_convention" not in {one.code for one in report.findings})
+        assert merged == ("wrong_convention" not in {finding.code for finding in report.findings})
 
     @pytest.mark.parametrize(("config", "is_error"), [({"quant_method": "modelopt"}, True), ({}, False)])
     def test_declared_mxfp8_has_its_exponents_in_rows(self, tmp_path, config, is_error):
@@ -329,10 +333,10 @@ class TestDialects:
         exponents = torch.arange(128, dtype=torch.uint8)[:, None].expand(128, 4) // 8 + 110
         x = codes.float() * torch.exp2(exponents.repeat_interleave(32, 1).float() - 127)
         tiles = exponents.reshape(4, 32, 4).permute(1, 0, 2).reshape(128, 4).contiguous()
-        found = compared(tmp_path, {NAME: x}, {NAME: codes, f"{NAME}_scale": tiles}, {"quantization_config": config})
+        findings = compared(tmp_path, {NAME: x}, {NAME: codes, f"{NAME}_scale": tiles}, {"quantization_config": config})
 
-        assert is_error == ("wrong_convention" in found)
-        assert is_error != ("ambiguous_layout" in found)
+        assert is_error == ("wrong_convention" in findings)
+        assert is_error != ("ambiguous_layout" in findings)
 
 
 class TestRefused:
@@ -340,8 +344,8 @@ class TestRefused:
         stored = nvfp4(NAME, sound(named("NVFP4"), numbers(64, 256).float()))
         stored[f"{NAME}_scale"] = stored[f"{NAME}_scale"][:, ::2].contiguous()
         config = MODEL | {"quantization_config": named("NVFP4").config}
-        (one,) = told(folder(tmp_path / "y", stored, config), "not_read")
-        assert "has one number for each 32 columns, but NVFP4 has one for each 16" in one.message
+        (finding,) = told(folder(tmp_path / "y", stored, config), "not_read")
+        assert "has one number for each 32 columns, but NVFP4 has one for each 16" in finding.message
 
         wide = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
         assert [] == told(folder(tmp_path / "z", stored, MODEL | {"quantization_config": wide}), "not_read")
@@ -352,11 +356,12 @@ class TestRefused:
     def test_bitsandbytes_codes_without_their_state_are_refused(self, tmp_path, config):
         stored = bnb(NAME, sound(named("NF4"), self.x()))
         bare = {OTHER: bnb(OTHER, sound(named("NF4"), self.x()))[OTHER]}
-        (one,) = told(folder(tmp_path / "y", stored | bare, config), "not_read")
+        (finding,) = told(folder(tmp_path / "y", stored | bare, config), "not_read")
 
-        assert one.layer == OTHER
+        assert finding.layer == OTHER
         assert (
-            "are 4-bit codes of bitsandbytes, of which absmax (their scales), quant_map and quant_state" in one.message
+            "are 4-bit codes of bitsandbytes, of which absmax (their scales), quant_map and quant_state"
+            in finding.message
         )
 
     def x(self):
@@ -369,8 +374,8 @@ class TestRefused:
 class TestHeads:
     def found(self, tmp_path, config, shapes):
         x = {f"model.layers.0.self_attn.{n}_proj.weight": numbers(*shape).float() for n, shape in shapes.items()}
-        found = compared(tmp_path, x, {name: weight.bfloat16() for name, weight in x.items()}, config)
-        return found.get("config_mismatch")
+        findings = compared(tmp_path, x, {name: weight.bfloat16() for name, weight in x.items()}, config)
+        return findings.get("config_mismatch")
 
     @pytest.mark.parametrize(
         ("config", "shapes"),
@@ -388,10 +393,10 @@ class TestHeads:
 
     @pytest.mark.parametrize("changed", [{"head_dim": 32}, {"num_key_value_heads": 4}, {"num_attention_heads": 8}])
     def test_misfitting_heads_are_a_warning(self, tmp_path, changed):
-        one = self.found(tmp_path, HEADS | changed, SHAPES)
+        finding = self.found(tmp_path, HEADS | changed, SHAPES)
 
-        assert ("warning", "head_dim") == (one.severity, one.evidence["key"])
-        assert "k [32, 64]" in one.message
+        assert ("warning", "head_dim") == (finding.severity, finding.evidence["key"])
+        assert "k [32, 64]" in finding.message
 
     def test_heads_need_a_single_fitting_layer(self):
         assert Heads(4, 2, 16, 16).fit(SHAPES)
@@ -409,12 +414,12 @@ class TestHeads:
     )
     def test_gguf_heads_must_fit(self, tmp_path, changed, told):
         x = {f"blk.0.attn_{n}.weight": numbers(*SHAPES[n[0]]).float() for n in ("q", "k", "v", "output")}
-        said = {"embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2} | changed
-        keys = [key(f"llama.{name}", UINT32, value) for name, value in said.items()]
+        declared = {"embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2} | changed
+        keys = [key(f"llama.{name}", UINT32, value) for name, value in declared.items()]
         tensors = [Stored(name, "F16", tuple(w.shape), w.half().numpy().tobytes()) for name, w in x.items()]
         path = write_gguf(tmp_path / "y.gguf", tensors, (*architecture("llama")[:1], *keys))
         report = quanterr.compare(store(tmp_path / "x.safetensors", x), path, device="cpu")
-        found = [one.message for one in report.findings if one.code == "config_mismatch"]
+        messages = [finding.message for finding in report.findings if finding.code == "config_mismatch"]
 
-        assert (told is None) == (found == [])
-        assert told is None or told in found[0]
+        assert (told is None) == (messages == [])
+        assert told is None or told in messages[0]

@@ -29,8 +29,8 @@ UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 
 def judge(path, runtime):
     """Return the verdict about a checkpoint, and the first reason."""
-    [found] = quanterr.inspect(path, runtimes=[runtime]).loading
-    return found.verdict, found.reasons[0].message if found.reasons else ""
+    [verdict] = quanterr.inspect(path, runtimes=[runtime]).loading
+    return verdict.verdict, verdict.reasons[0].message if verdict.reasons else ""
 
 
 def find_checkpoint(folder):
@@ -48,23 +48,31 @@ class TestResults:
         assert RESULTS[name]["outcome"] == judge(find_checkpoint(tmp_path), CASES[name].runtime)[0]
 
     def test_layouts_marked_as_run_were_loaded_by_a_runtime(self, tmp_path):
-        claimed = {(one.name, name) for one in RUNTIMES for row in one.layouts if row.is_run for name in row.formats}
+        claimed = {
+            (runtime.name, name)
+            for runtime in RUNTIMES
+            for row in runtime.layouts
+            if row.is_run
+            for name in row.formats
+        }
         loaded = set()
         for name, case in CASES.items():
             if RESULTS[name]["outcome"] == "loads":
                 folder = tmp_path / name
                 folder.mkdir()
                 case.make(folder)
-                found = quanterr.inspect(find_checkpoint(folder), runtimes=[case.runtime])
-                loaded |= {(case.runtime, form) for form in found.formats}
-                assert ["run"] == [one.proof for one in found.loading]
+                inspection = quanterr.inspect(find_checkpoint(folder), runtimes=[case.runtime])
+                loaded |= {(case.runtime, form) for form in inspection.formats}
+                assert ["run"] == [verdict.proof for verdict in inspection.loading]
 
         assert claimed == {(runtime, "dense" if form == "gguf_f32" else form) for runtime, form in loaded}
 
     def test_rules_are_of_the_versions_that_were_run(self):
-        versions = {one["runtime"]: one["version"] for one in RESULTS.values()}
+        versions = {result["runtime"]: result["version"] for result in RESULTS.values()}
 
-        assert versions == {one.name: one.version.split()[-1] for one in RUNTIMES if one.name in versions}
+        assert versions == {
+            runtime.name: runtime.version.split()[-1] for runtime in RUNTIMES if runtime.name in versions
+        }
 
 
 def make_fp8(names):
@@ -143,11 +151,13 @@ class TestVllm:
         ],
     )
     def test_configuration_is_refused(self, tmp_path, fields, said):
-        found = quanterr.inspect(store(tmp_path / "m", make_fp8([UP]), config=declare(**fields)), runtimes=["vllm"])
+        inspection = quanterr.inspect(
+            store(tmp_path / "m", make_fp8([UP]), config=declare(**fields)), runtimes=["vllm"]
+        )
 
-        assert "refuses" == found.loading[0].verdict
-        assert any(said in one.message for one in found.loading[0].reasons)
-        assert found.loading[0].reasons[0].place
+        assert "refuses" == inspection.loading[0].verdict
+        assert any(said in reason.message for reason in inspection.loading[0].reasons)
+        assert inspection.loading[0].reasons[0].place
 
     @pytest.mark.parametrize(
         ("devices", "said"),
@@ -155,10 +165,10 @@ class TestVllm:
     )
     def test_devices_share_whole_groups_and_heads(self, tmp_path, devices, said):
         CASES["compressed-tensors packed INT4"].make(tmp_path)  # groups of 32; o_proj has 64 columns
-        [found] = quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading
+        [verdict] = quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading
 
-        assert ("refuses" if said else "loads") == found.verdict
-        assert said in "".join(one.message for one in found.reasons)
+        assert ("refuses" if said else "loads") == verdict.verdict
+        assert said in "".join(reason.message for reason in verdict.reasons)
 
     @pytest.mark.parametrize(("devices", "verdict"), [(1, "loads"), (2, "loads"), (4, "refuses")])
     def test_devices_share_whole_blocks_of_rows(self, tmp_path, devices, verdict):
@@ -258,7 +268,7 @@ class TestSglang:
         CASES["MLX: GPTQ"].make(tmp_path)
         (tmp_path / "config.json").write_text(json.dumps(declare(quant_method="gptq", **fields)))
 
-        assert ["loads", of_vllm] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
+        assert ["loads", of_vllm] == [judge(tmp_path, runtime)[0] for runtime in ("sglang", "vllm")]
 
     def test_unknown_method_is_refused(self, tmp_path):
         path = store(tmp_path / "m", make_fp8([UP]), config=declare(quant_method="hqq"))
@@ -277,12 +287,12 @@ class TestSglang:
         keys = [key("general.architecture", TEXT, architecture)]
         path = write_gguf(tmp_path / "m.gguf", [Stored("blk.0.attn_output.weight", dtype, (256, 256))], keys)
 
-        assert [verdict, "refuses"] == [judge(path, one)[0] for one in ("sglang", "vllm")]
+        assert [verdict, "refuses"] == [judge(path, runtime)[0] for runtime in ("sglang", "vllm")]
 
     def test_weights_of_quark_need_quantized_inputs(self, tmp_path):
         CASES["Quark INT4"].make(tmp_path)
 
-        assert ["not known", "loads"] == [judge(tmp_path, one)[0] for one in ("sglang", "vllm")]
+        assert ["not known", "loads"] == [judge(tmp_path, runtime)[0] for runtime in ("sglang", "vllm")]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +306,7 @@ def test_layouts_of_awq_are_loaded_by_those_that_look_at_the_version(tmp_path, v
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(LLAMA | config))
 
-    assert verdicts == [judge(copied, one)[0] for one in ("transformers", "vllm", "sglang")]
+    assert verdicts == [judge(copied, runtime)[0] for runtime in ("transformers", "vllm", "sglang")]
 
 
 class TestTensorrtLlm:
@@ -314,9 +324,9 @@ class TestTensorrtLlm:
     )
     def test_schemes_of_floats_are_loaded(self, tmp_path, name, verdict, said):
         CASES[name].make(tmp_path)
-        found, reason = judge(find_checkpoint(tmp_path), "tensorrt-llm")
+        actual, reason = judge(find_checkpoint(tmp_path), "tensorrt-llm")
 
-        assert (verdict, True) == (found, said in reason)
+        assert (verdict, True) == (actual, said in reason)
 
     @pytest.mark.parametrize(("algorithm", "verdict"), [("FP8", "loads"), ("W4A8_AWQ", "not known")])
     def test_fp8_of_modelopt_is_loaded(self, tmp_path, algorithm, verdict):
@@ -342,9 +352,9 @@ class TestOllama:
     )
     def test_gguf_and_what_it_converts_are_loaded(self, tmp_path, name, verdict, said):
         CASES[name].make(tmp_path)
-        found, reason = judge(find_checkpoint(tmp_path), "ollama")
+        actual, reason = judge(find_checkpoint(tmp_path), "ollama")
 
-        assert (verdict, True) == (found, said in reason)
+        assert (verdict, True) == (actual, said in reason)
 
     def test_architecture_that_is_newer_than_its_llama_cpp_is_not_known(self, tmp_path):
         keys = [key("general.architecture", TEXT, "minimax-m3")]
@@ -374,8 +384,8 @@ class TestComfy:
 
     def make(self, *, with_label=True, dtype=torch.float32):
         codes, scale = quantized_fp8(numbers(64, 64))
-        found = {f"{self.BLOCK}.weight": codes, f"{self.BLOCK}.weight_scale": scale.to(dtype)}
-        return found | ({f"{self.BLOCK}.comfy_quant": label(format="float8_e4m3fn")} if with_label else {})
+        tensors = {f"{self.BLOCK}.weight": codes, f"{self.BLOCK}.weight_scale": scale.to(dtype)}
+        return tensors | ({f"{self.BLOCK}.comfy_quant": label(format="float8_e4m3fn")} if with_label else {})
 
     def test_labelled_file_is_loaded(self, tmp_path):
         assert ("loads", "") == judge(store(tmp_path / "m.safetensors", self.make()), "comfyui")
@@ -445,7 +455,7 @@ class TestLlamaCpp:
     def test_types_of_forks_are_loaded_by_forks(self, tmp_path, dtype, theirs, forks):
         path = self.make(tmp_path, dtype, key("tokenizer.ggml.model", TEXT, "llama"))
 
-        assert [theirs, forks] == [judge(path, one)[0] for one in ("llama.cpp", "ik_llama.cpp")]
+        assert [theirs, forks] == [judge(path, runtime)[0] for runtime in ("llama.cpp", "ik_llama.cpp")]
 
     def test_file_without_tokenizer_is_refused(self, tmp_path):
         verdict, reason = judge(self.make(tmp_path, "Q4_K"), "llama.cpp")
@@ -462,7 +472,7 @@ class TestTransformers:
     def test_scale_beside_nvfp4_is_not_applied(self, tmp_path, scales, verdict):
         tensors = [
             Stored("blk.0.attn_output.weight", "NVFP4", (256, 256)),
-            *(Stored(one, "F32", (1,)) for one in scales),
+            *(Stored(scale, "F32", (1,)) for scale in scales),
         ]
 
         assert verdict == judge(write_gguf(tmp_path / "m.gguf", tensors, LLAMA_KEYS), "transformers")[0]
@@ -486,7 +496,7 @@ class TestExllama:
     def test_codes_of_exl3_are_loaded(self, tmp_path):
         path = self.make_exl3(tmp_path)
 
-        assert ["loads", "refuses"] == [judge(path, one)[0] for one in ("exllamav3", "vllm")]
+        assert ["loads", "refuses"] == [judge(path, runtime)[0] for runtime in ("exllamav3", "vllm")]
 
     @pytest.mark.parametrize(
         ("name", "verdict"),
@@ -508,12 +518,12 @@ class TestReported:
     """Files that people reported, with correct numbers, which the cases above do not cover."""
 
     def make_block(self, folder, names, config, **more):
-        tensors = make_fp8([f"model.layers.{n}.self_attn.{one}_proj" for n, one in names])
+        tensors = make_fp8([f"model.layers.{n}.self_attn.{name}_proj" for n, name in names])
         return store(folder / "m", tensors | more, config=config)
 
     @pytest.mark.parametrize(("is_shared", "verdict"), [(True, "loads"), (False, "refuses")])
     def test_keys_that_are_values_need_no_projection_of_values(self, tmp_path, is_shared, verdict):
-        names = [(n, one) for n in range(6) for one in "qkvo" if (n, one) != (5, "v")]
+        names = [(n, letter) for n in range(6) for letter in "qkvo" if (n, letter) != (5, "v")]
         model = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "attention_k_eq_v": is_shared}
 
         assert verdict == judge(self.make_block(tmp_path, names, TestVllm.FP8 | model), "vllm")[0]
@@ -573,7 +583,7 @@ class TestReported:
         kept = {name: tensor for name, tensor in tensors.items() if is_stored or not name.endswith("g_idx")}
         save_file(kept, tmp_path / "model.safetensors")
 
-        assert [verdict] * 2 == [judge(tmp_path, one)[0] for one in ("transformers", "sglang")]
+        assert [verdict] * 2 == [judge(tmp_path, runtime)[0] for runtime in ("transformers", "sglang")]
 
 
 class TestCompared:
@@ -582,8 +592,8 @@ class TestCompared:
     def judge(self, folder, original, quantized, config, runtime, of_original=LLAMA):
         before = store(folder / "original", original, config=of_original)
         after = store(folder / "quantized", quantized, config=config)
-        [found] = quanterr.compare(before, after, runtimes=[runtime], device="cpu").loading
-        return found.verdict, found.reasons[0].message if found.reasons else ""
+        [verdict] = quanterr.compare(before, after, runtimes=[runtime], device="cpu").loading
+        return verdict.verdict, verdict.reasons[0].message if verdict.reasons else ""
 
     def make_nvfp4(self, name, x, factor):
         """Return NVFP4 of compressed-tensors, whose scales of 16 columns are multiplied by ``factor``."""
@@ -602,7 +612,7 @@ class TestCompared:
     @pytest.mark.parametrize(("ratio", "verdict"), [(1, "loads"), (1.1, "loads, but"), (4, "loads, but")])
     @pytest.mark.parametrize("runtime", ["vllm", "sglang"])
     def test_fused_weights_share_one_global_scale(self, tmp_path, ratio, verdict, runtime):
-        names = {f"model.layers.0.self_attn.{one}_proj": 1000 / (ratio if one == "k" else 1) for one in "qkv"}
+        names = {f"model.layers.0.self_attn.{letter}_proj": 1000 / (ratio if letter == "k" else 1) for letter in "qkv"}
         x = {f"{name}.weight": numbers(64, 128, seed=n) for n, name in enumerate(names)}
         y = {
             key: tensor
@@ -612,9 +622,9 @@ class TestCompared:
         weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
         groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
         config = declare(quant_method="compressed-tensors", format="nvfp4-pack-quantized", config_groups=groups)
-        found, reason = self.judge(tmp_path, x, y, config, runtime)
+        actual, reason = self.judge(tmp_path, x, y, config, runtime)
 
-        assert verdict == found
+        assert verdict == actual
         assert ("global scales differ" in reason) == (ratio != 1)
 
     @pytest.mark.parametrize(("shift", "verdict"), [(1, "loads"), (2, "loads, but"), (0, "loads, but")])
@@ -647,10 +657,10 @@ class TestCompared:
         config = LLAMA | {"rope_theta": 500000.0, "hidden_size": 256, "num_hidden_layers": 1}
         original = store(tmp_path / "original", weight, config=config)
         path = TestLlamaCpp().make(tmp_path, "Q4_K", key("tokenizer.ggml.model", TEXT, "llama"))
-        [found] = quanterr.compare(original, path, runtimes=["llama.cpp"], device="cpu").loading
+        [verdict] = quanterr.compare(original, path, runtimes=["llama.cpp"], device="cpu").loading
 
-        assert "loads, but" == found.verdict
-        assert "lacks llama.rope.freq_base" in found.reasons[0].message
+        assert "loads, but" == verdict.verdict
+        assert "lacks llama.rope.freq_base" in verdict.reasons[0].message
 
 
 class TestAnswers:
@@ -662,11 +672,11 @@ class TestAnswers:
         place = config if key in config else config["quantization_config"]
         place[key] = [value] if key == "architectures" else value
         (tmp_path / "config.json").write_text(json.dumps(config))
-        found = quanterr.inspect(tmp_path, runtimes=["all"]).loading
+        loading = quanterr.inspect(tmp_path, runtimes=["all"]).loading
 
-        assert "loads" not in {one.verdict for one in found if one.runtime in ("MLX", "llama.cpp")}
+        assert "loads" not in {verdict.verdict for verdict in loading if verdict.runtime in ("MLX", "llama.cpp")}
         if key == "model_type":
-            assert {"refuses"} == {one.verdict for one in found if one.runtime in ("transformers", "MLX")}
+            assert {"refuses"} == {verdict.verdict for verdict in loading if verdict.runtime in ("transformers", "MLX")}
 
     def test_weight_of_no_format_is_not_known(self, tmp_path):
         tensors = {f"{UP}.weight": fp8_codes(4, 64), f"{UP}.weight_scale": torch.ones(3, 1)}
@@ -680,7 +690,7 @@ class TestAnswers:
 
     def test_help_and_guide_name_each_runtime(self):
         shown = list_options(InspectOptions)["runtimes"].help
-        names = [one.name.lower() for one in RUNTIMES]
+        names = [runtime.name.lower() for runtime in RUNTIMES]
 
         assert names == re.findall(r"[\w.-]+", shown.partition(": ")[2].partition(", or all")[0])
         assert all(f"`{name}`" in guide.read_page("inspect") for name in names)

@@ -10,7 +10,7 @@ import quanterr
 from quanterr.findings.runtimes.judging import RUNTIMES
 from quanterr.formats import FORMATS
 
-BY_NAME = {one.name: one for one in RUNTIMES}
+BY_NAME = {runtime.name: runtime for runtime in RUNTIMES}
 
 
 def test_each_format_has_an_answer_of_each_runtime():
@@ -40,8 +40,10 @@ def test_each_method_is_of_a_format(pattern):
 )
 def test_answer_is_the_verdict_about_a_file(tmp_path, name, form):
     CASES[name].make(tmp_path)
-    found = quanterr.inspect(next(tmp_path.glob("*.gguf"), tmp_path), runtimes=["transformers", "mlx", "llama.cpp"])
+    inspection = quanterr.inspect(
+        next(tmp_path.glob("*.gguf"), tmp_path), runtimes=["transformers", "mlx", "llama.cpp"]
+    )
 
-    for one in found.loading:
-        said = answer(BY_NAME[one.runtime], form)
-        assert said in (str(one), "not known")
+    for verdict in inspection.loading:
+        table_answer = answer(BY_NAME[verdict.runtime], form)
+        assert table_answer in (str(verdict), "not known")

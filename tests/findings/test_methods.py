@@ -39,7 +39,7 @@ def test_configuration_names_the_method(config, method):
 
 def warnings(report):
     """Return warnings about the weights; the configuration belongs to a larger model."""
-    return {one.code for one in report.findings if one.severity != "info"} - {"config_mismatch"}
+    return {finding.code for finding in report.findings if finding.severity != "info"} - {"config_mismatch"}
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ def test_row_with_wider_scales_than_its_values_need_is_bad(tmp_path):
 def test_scales_that_clip_are_a_warning_where_rounding_gains_as_much(tmp_path, layout, damage):
     """GPTQ explains neither: where all codes are the nearest, no error was moved."""
     pair = made(Bench(tmp_path), named(layout), {ONE: matrix(512, 768, 200)})
-    found = pair.outcome("scales", case(pair, next(one for one in DAMAGES if one.name == damage)))
-    assert ("noticed", True) == (found.told, found.loss.counts)
+    outcome = pair.outcome("scales", case(pair, next(candidate for candidate in DAMAGES if candidate.name == damage)))
+    assert ("noticed", True) == (outcome.told, outcome.loss.counts)
 
 
 @pytest.mark.parametrize("layout", ["AWQ", "NF4", "INT8 row", "MLX 4 bits"])
@@ -195,28 +195,28 @@ def test_shared_scale_for_fused_weights_is_right_if_one_needs_it(tmp_path):
         f"model.layers.0.self_attn.{part}_proj.weight": matrix(128, 512, n).float() / 3**n
         for n, part in enumerate("qkv")
     }
-    unit = max(one.abs().max() for one in x.values()) / 127
-    stored = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    unit = max(weight.abs().max() for weight in x.values()) / 127
+    stored = {name: (weight / unit).round().to(torch.int8) for name, weight in x.items()}
     report = compared(tmp_path, x, stored | {f"{name}_scale": unit for name in x})
 
     assert set() == warnings(report)
-    assert 2 == sum(one.code == "shared_scale" for one in report.findings)
+    assert 2 == sum(finding.code == "shared_scale" for finding in report.findings)
 
 
 def test_shared_scale_larger_than_necessary_is_an_error(tmp_path):
     x = {f"{ATTENTION}.{part}_proj.weight": matrix(128, 512, n).float() for n, part in enumerate("qk")}
-    unit = 30 * max(one.abs().max() for one in x.values()) / 127
-    stored = {name: (one / unit).round().to(torch.int8) for name, one in x.items()}
+    unit = 30 * max(weight.abs().max() for weight in x.values()) / 127
+    stored = {name: (weight / unit).round().to(torch.int8) for name, weight in x.items()}
     report = compared(tmp_path, x, stored | {f"{name}_scale": unit for name in x})
 
-    assert {"error"} == {one.severity for one in report.findings if one.code == "scale_loss"}
+    assert {"error"} == {finding.severity for finding in report.findings if finding.code == "scale_loss"}
 
 
 @pytest.mark.parametrize("damage", [methods.exchanged, methods.lowest])
 def test_damage_whose_directions_few_rows_or_columns_share_is_a_warning(tmp_path, damage):
     x, layout = matrix(256, 512, 3), named("CT INT4 asym g128")
     report = made(Bench(tmp_path), layout, {NAME: x}, lambda layout, x: damage(layout, x, sound(layout, x))).report
-    assert {one for one in warnings(report) if one.startswith(("excess", "bad_rows"))}
+    assert {warning for warning in warnings(report) if warning.startswith(("excess", "bad_rows"))}
 
 
 def find_by_method(tmp_path, name, damage):
@@ -243,19 +243,25 @@ def test_columns_with_exchanged_groups_are_named(tmp_path, places):
         return stored
 
     layout = replace(plain, store=store, config=plain.config | {"desc_act": True})
-    found = find_by_method(tmp_path, layout, lambda by_method: by_method)
-    assert bool(places) == any("a few columns (3, 200) have the scales of other" in one.message for one in found)
+    findings = find_by_method(tmp_path, layout, lambda by_method: by_method)
+    assert bool(places) == any(
+        "a few columns (3, 200) have the scales of other" in finding.message for finding in findings
+    )
 
 
 def find_moved(tmp_path, name, damage):
-    return [one for one in find_by_method(tmp_path, name, damage) if "holds the values of column" in one.message]
+    return [
+        finding for finding in find_by_method(tmp_path, name, damage) if "holds the values of column" in finding.message
+    ]
 
 
 @pytest.mark.parametrize("name", ["GPTQ 4 bits asym", "CT INT4 asym g128"])
 @pytest.mark.parametrize("share", [0.05, 0])
 def test_zero_points_that_are_off_by_whole_steps_are_named(tmp_path, name, share):
-    found = find_by_method(tmp_path, name, lambda by_method: methods.shifted(share)(None, None, by_method))
-    assert bool(share) == any("off by whole steps (1)" in one.message for one in found if one.severity == "warning")
+    findings = find_by_method(tmp_path, name, lambda by_method: methods.shifted(share)(None, None, by_method))
+    assert bool(share) == any(
+        "off by whole steps (1)" in finding.message for finding in findings if finding.severity == "warning"
+    )
 
 
 @pytest.mark.parametrize("name", ["GPTQ 4 bits", "GPTQ 4 bits asym", "CT INT4 g128", "Q2_K"])

@@ -55,7 +55,7 @@ class TestFamilies:
     def test_bad_scales_are_noticed(self, bench, few, layout):
         pair = made(bench, named(layout), few)
         cases = [scales.case(pair, DAMAGE[name]) for name in ("all × 64", "tensor / 6", "tile zero")]
-        assert [] == told(pair.outcome("scales", one) for one in cases if one)
+        assert [] == told(pair.outcome("scales", case) for case in cases if case)
         assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
 
     @pytest.mark.parametrize("layout", ["Q2_K", "Q6_K", "IQ4_XS", "Q8_0", "NF4 double", "FP8 tensor"])
@@ -71,8 +71,8 @@ class TestFamilies:
     @pytest.mark.parametrize("layout", ["FP8 tensor", "FP8 128 × 128"])
     def test_small_values_lost_to_a_large_scale_are_noticed(self, bench, few, layout):
         pair = made(bench, named(layout), few)
-        found = pair.outcome("scales", scales.case(pair, DAMAGE["all × 64"]))
-        assert ("noticed", True) == (found.told, found.loss.layer < 1)
+        outcome = pair.outcome("scales", scales.case(pair, DAMAGE["all × 64"]))
+        assert ("noticed", True) == (outcome.told, outcome.loss.layer < 1)
 
     def test_other_sources_are_noticed(self, bench, few):
         pair = made(bench, named("CT INT4 g128"), few)
@@ -114,7 +114,7 @@ class TestFamilies:
     @pytest.mark.parametrize("case", ONE_EACH, ids=golden.named)
     def test_sound_file_raises_no_error(self, bench, case):
         report = golden.made_sound(case, bench).report
-        assert [] == [found.message for found in report.findings if found.severity == "error"]
+        assert [] == [finding.message for finding in report.findings if finding.severity == "error"]
 
 
 class TestLosses:
@@ -123,12 +123,12 @@ class TestLosses:
         y = x + 0.01 * torch.randn(x.shape, generator=drawn(2))
         worse = y.clone()
         worse[5] = x[5] + 10 * (y - x)[5]  # 20 dB
-        found = loss(Pair(x, y), Pair(x, worse))
+        lost = loss(Pair(x, y), Pair(x, worse))
         energy = (y - x).double().square()
         whole = 10 * torch.log10(1 + 99 * energy[5].sum() / energy.sum())
 
-        assert found.layer == pytest.approx(float(whole), abs=1e-3)  # the dequantized values are float32
-        assert found.part == pytest.approx(20, abs=1e-3)
+        assert lost.layer == pytest.approx(float(whole), abs=1e-3)  # the dequantized values are float32
+        assert lost.part == pytest.approx(20, abs=1e-3)
 
     def test_loss_with_infinite_values_is_structural(self):
         x = torch.ones(4, 4)
@@ -146,22 +146,24 @@ class TestLosses:
         x = stacked() if layout.family == "experts" else few
         pair = made(bench, layout, x)
         shown = {layer.layer_name: layer.snr_db for layer in pair.report.layers}
-        own = {name: judging.snr(as_matrix(x[name]), y.values) for name, y in pair.weights.items() if name in shown}
+        snr_written = {
+            name: judging.snr(as_matrix(x[name]), y.values) for name, y in pair.weights.items() if name in shown
+        }
 
-        assert own
-        assert own == pytest.approx(shown, abs=1e-4)  # the values are float32
+        assert snr_written
+        assert snr_written == pytest.approx(shown, abs=1e-4)  # the values are float32
 
 
 class TestVerdicts:
     def test_unreported_damage_is_silent(self, bench, few):
         pair = made(bench, named("INT8 row"), few)
-        found = pair.outcome("scales", Case("nothing", {}))
-        assert ("SILENT", 1) == (found.told, verdict([found]))
+        outcome = pair.outcome("scales", Case("nothing", {}))
+        assert ("SILENT", 1) == (outcome.told, verdict([outcome]))
 
     def test_small_loss_may_be_silent(self, bench, few):
         pair = made(bench, named("INT8 row"), few)
-        found = pair.outcome("scales", Case("nothing", {}, Loss(0.9, 5.9)))
-        assert ("small", 0) == (found.told, verdict([found]))
+        outcome = pair.outcome("scales", Case("nothing", {}, Loss(0.9, 5.9)))
+        assert ("small", 0) == (outcome.told, verdict([outcome]))
 
     def test_failure_is_silent_and_a_refusal_is_not(self):
         refused, failed = (
@@ -172,12 +174,12 @@ class TestVerdicts:
         assert "ERROR" == not_compared("family", "name", None, CheckpointError("file", "why")).told
 
     def test_three_in_a_thousand_sound_pairs_may_have_warnings(self):
-        clean, warned = (Outcome("family", "name", told, None) for told in ("clean", "WARNED"))
+        clean, warned = (Outcome("family", "name", label, None) for label in ("clean", "WARNED"))
         assert 0 == verdict([warned] * 3 + [clean] * 997)
         assert 1 == verdict([warned] * 3 + [clean] * 996)
 
     def test_one_percent_of_the_losses_may_be_an_info(self):
-        noticed, info = (Outcome("family", "name", told, STRUCTURAL) for told in ("noticed", "info"))
+        noticed, info = (Outcome("family", "name", label, STRUCTURAL) for label in ("noticed", "info"))
         small = Outcome("family", "name", "small", Loss(0.9, 5.9))
         assert 0 == verdict([info, *[noticed] * 99])
         assert 1 == verdict([info, *[noticed] * 98, small])
@@ -192,7 +194,7 @@ class TestVerdicts:
             Outcome("a", "y", "clean", None),
             Outcome("b", "z", "SILENT", STRUCTURAL),
         ]
-        table = judging.table(outcomes, "family", lambda one: one.family)
+        table = judging.table(outcomes, "family", lambda outcome: outcome.family)
         rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
         assert rows["a"] == ["1", "1", "1", "1"]
         assert rows["b"] == ["1", "1"]
@@ -200,7 +202,7 @@ class TestVerdicts:
 
     def test_excuses_have_a_table_of_their_own(self):
         outcomes = [Outcome("a", "x", "info", STRUCTURAL, excuse="folded"), Outcome("a", "y", "clean", None)]
-        lines = judging.table(outcomes, "excuse", lambda one: one.excuse).splitlines()
+        lines = judging.table(outcomes, "excuse", lambda outcome: outcome.excuse).splitlines()
         assert [["folded", "1", "1"], ["all", "1", "1"]] == [line.split() for line in lines[1:]]
 
 
@@ -220,5 +222,5 @@ class TestExcuses:
 
 
 def test_names_are_unique():
-    for found in (MUTATIONS, DAMAGES, scales.DAMAGES, JOBS):
-        assert len(found) == len({one.name for one in found})
+    for table in (MUTATIONS, DAMAGES, scales.DAMAGES, JOBS):
+        assert len(table) == len({entry.name for entry in table})

@@ -11,17 +11,17 @@ FP8 = torch.float8_e4m3fn
 
 def experts(lacking=(), part="pre_quant_scale", n=6):
     """Return experts in INT8 with a factor for each input, which some lack."""
-    found = {}
+    tensors = {}
     for expert in range(n):
         name = f"model.layers.0.mlp.experts.{expert}.up_proj"
-        found |= {f"{name}.weight": torch.ones(8, 32, dtype=torch.int8), f"{name}.weight_scale": torch.ones(8)}
+        tensors |= {f"{name}.weight": torch.ones(8, 32, dtype=torch.int8), f"{name}.weight_scale": torch.ones(8)}
         if expert not in lacking:
-            found[f"{name}.{part}"] = torch.ones(32)
-    return found
+            tensors[f"{name}.{part}"] = torch.ones(32)
+    return tensors
 
 
 def told(findings, code):
-    return [one for one in findings if one.code == code]
+    return [finding for finding in findings if finding.code == code]
 
 
 class TestMissingParts:
@@ -32,17 +32,17 @@ class TestMissingParts:
         report = quanterr.compare(store(tmp_path / "x.safetensors", x), y, device="cpu")
 
         for findings in (report.findings, quanterr.inspect(y).findings):
-            (one,) = told(findings, "missing_part")
-            assert ("warning", names) == (one.severity, one.evidence["layers"])
-            assert "2 weights of 6 lack pre_quant_scale, which the others of the same kind have" in one.message
+            (finding,) = told(findings, "missing_part")
+            assert ("warning", names) == (finding.severity, finding.evidence["layers"])
+            assert "2 weights of 6 lack pre_quant_scale, which the others of the same kind have" in finding.message
 
     def test_stacked_experts_are_named_one_by_one(self, tmp_path):
         y = store(tmp_path / "y.safetensors", experts((3,)))
         x = {"model.layers.0.mlp.experts.up_proj": torch.ones(6, 8, 32)}
         report = quanterr.compare(store(tmp_path / "x.safetensors", x), y, device="cpu")
-        (one,) = told(report.findings, "missing_part")
+        (finding,) = told(report.findings, "missing_part")
 
-        assert ["model.layers.0.mlp.experts.3.up_proj.weight"] == one.evidence["layers"]
+        assert ["model.layers.0.mlp.experts.3.up_proj.weight"] == finding.evidence["layers"]
 
     @pytest.mark.parametrize("lacking", [(), range(6), range(3), (1, 2, 3, 4, 5)])
     def test_parts_that_all_or_half_of_the_weights_lack_are_silent(self, tmp_path, lacking):
@@ -65,18 +65,18 @@ class TestMissingParts:
             tensors[f"{name}_shape"] = torch.tensor([8, 64])
             if n:
                 tensors[f"{name}_zero_point"] = torch.zeros(1, 2, dtype=torch.int32)
-        (one,) = told(quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part")
+        (finding,) = told(quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part")
 
-        assert "1 weight of 4 lacks zero_point, which" in one.message
+        assert "1 weight of 4 lacks zero_point, which" in finding.message
 
 
 class TestCasts:
     WIDE = ("linear_attn.A_log", "linear_attn.dt_bias", "mlp.gate.e_score_correction_bias", "attn_hc.fn")
 
     def original(self):
-        found = {f"model.layers.0.{name}": numbers(48, seed=n).float() / 3 for n, name in enumerate(self.WIDE)}
-        found["model.layers.0.mlp.up_proj.weight"] = numbers(64, 64).bfloat16()
-        return found
+        tensors = {f"model.layers.0.{name}": numbers(48, seed=n).float() / 3 for n, name in enumerate(self.WIDE)}
+        tensors["model.layers.0.mlp.up_proj.weight"] = numbers(64, 64).bfloat16()
+        return tensors
 
     def compare(self, tmp_path, x, cast):
         weight, scale = quantized_fp8(numbers(64, 64).float())
@@ -89,12 +89,12 @@ class TestCasts:
 
     @pytest.mark.parametrize(("cast", "dtype"), [(torch.bfloat16, "BF16"), (torch.float16, "F16"), (FP8, "F8_E4M3")])
     def test_tensors_in_full_precision_that_were_cast_are_named(self, tmp_path, cast, dtype):
-        (one,) = self.compare(tmp_path, self.original(), cast)
+        (finding,) = self.compare(tmp_path, self.original(), cast)
 
-        assert {f"model.layers.0.{name}" for name in self.WIDE} == set(one.evidence["layers"])
-        assert f"4 tensors that the original keeps in F32 among 16-bit ones are stored as {dtype}: " in one.message
-        assert one.evidence["snr_db"] > 20  # half of a step of E4M3 is 2^-4 of a value
-        assert "warning" == one.severity
+        assert {f"model.layers.0.{name}" for name in self.WIDE} == set(finding.evidence["layers"])
+        assert f"4 tensors that the original keeps in F32 among 16-bit ones are stored as {dtype}: " in finding.message
+        assert finding.evidence["snr_db"] > 20  # half of a step of E4M3 is 2^-4 of a value
+        assert "warning" == finding.severity
 
     def test_cast_that_loses_nothing_is_silent(self, tmp_path):
         x = {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in self.original().items()}
@@ -125,10 +125,10 @@ class TestVectorsInBytes:
         nvfp4 = {UP: torch.ones(64, 64, dtype=torch.uint8), f"{UP}_scale": torch.ones(64, 8).to(FP8)}
         y = {NORM: x[NORM].to(FP8), f"{UP}_scale_2": torch.tensor(0.1), **nvfp4}
         y[UP.replace("weight", "comfy_quant")] = label(format="nvfp4")
-        (found,) = told(compared(tmp_path, x, y).findings, "cast_down")
+        (finding,) = told(compared(tmp_path, x, y).findings, "cast_down")
 
-        assert ("warning", [NORM]) == (found.severity, found.evidence["layers"])
-        assert "is stored as F8_E4M3" in found.message
+        assert ("warning", [NORM]) == (finding.severity, finding.evidence["layers"])
+        assert "is stored as F8_E4M3" in finding.message
 
     def test_norms_may_be_cast_like_all_other_tensors(self, tmp_path):
         x = {NORM: 1 + numbers(128), UP: numbers(64, 128)}
@@ -139,15 +139,17 @@ class TestVectorsInBytes:
 def test_changed_frequencies_are_not_called_folded(tmp_path):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     x = {name: 10000 ** -(torch.arange(64) / 64), UP: numbers(64, 128)}
-    found = compared(tmp_path, x, x | {name: x[name] ** 2}).findings
+    findings = compared(tmp_path, x, x | {name: x[name] ** 2}).findings
 
-    assert ["rope_theta" in one.remedy for one in found if name in one.evidence.get("layers", ())] == [True]
+    assert ["rope_theta" in finding.remedy for finding in findings if name in finding.evidence.get("layers", ())] == [
+        True
+    ]
 
 
 def test_norms_of_ones_are_not_called_a_factor(tmp_path):
     norms = {NORM.replace("0", str(n)): 0.5 + numbers(128, seed=n) for n in range(4)}
     x = {**norms, UP: numbers(64, 128)}
-    found = compared(tmp_path, x, x | {name: torch.ones(128).bfloat16() for name in norms}).findings
+    findings = compared(tmp_path, x, x | {name: torch.ones(128).bfloat16() for name in norms}).findings
 
-    assert "scale_factor" not in {one.code for one in found}
-    assert any("4 norms are 1 throughout" in one.message for one in found if one.severity == "warning")
+    assert "scale_factor" not in {finding.code for finding in findings}
+    assert any("4 norms are 1 throughout" in finding.message for finding in findings if finding.severity == "warning")

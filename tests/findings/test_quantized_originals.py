@@ -17,7 +17,7 @@ def coded(x, kind):
 
 
 def values(codes):
-    return {name: gguf.quants.dequantize(*one) for name, one in codes.items()}
+    return {name: gguf.quants.dequantize(*code) for name, code in codes.items()}
 
 
 def compared(folder, x, y):
@@ -33,23 +33,23 @@ OF_VALUES, OF_COARSE_VALUES = coded(X, Q4), coded(values(coded(X, Q8)), Q4)
 
 def test_quantized_original_is_a_warning_and_its_candidate_is_not_blamed(tmp_path):
     report = compared(tmp_path, OF_VALUES, OF_COARSE_VALUES)
-    (found,) = report.findings
+    (finding,) = report.findings
 
-    assert ("quantized_original", "warning", NAMES) == (found.code, found.severity, found.evidence["layers"])
+    assert ("quantized_original", "warning", NAMES) == (finding.code, finding.severity, finding.evidence["layers"])
     assert "the original is itself quantized, and no finer than the quantized checkpoint: 4 weights in gguf_q4_0" in (
-        found.message
+        finding.message
     )
-    assert f"both differ by {found.evidence['snr_db']:.1f} to " in found.message
+    assert f"both differ by {finding.evidence['snr_db']:.1f} to " in finding.message
 
 
 @pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["made from Q8_0", "the same"])
 def test_finer_original_is_accepted(tmp_path, y):
-    assert not {"quantized_original"} & {one.code for one in compared(tmp_path, coded(X, Q8), y).findings}
+    assert not {"quantized_original"} & {finding.code for finding in compared(tmp_path, coded(X, Q8), y).findings}
 
 
 def test_weight_with_another_source_is_damaged(tmp_path):
     y = coded(values(OF_VALUES), Q8) | {NAMES[2]: coded(X, Q8)[NAMES[2]]}
-    found = {one.code: one for one in compared(tmp_path, OF_VALUES, y).findings}
+    findings = {finding.code: finding for finding in compared(tmp_path, OF_VALUES, y).findings}
 
-    assert ("error", NAMES[2]) == (found["excess_error"].severity, found["excess_error"].layer)
-    assert "quantized_original" not in found
+    assert ("error", NAMES[2]) == (findings["excess_error"].severity, findings["excess_error"].layer)
+    assert "quantized_original" not in findings

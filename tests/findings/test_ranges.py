@@ -54,15 +54,19 @@ def found(folder, changed=(), x=None):
             coded[name], coded[f"{name}_scale"] = quantized_fp8(weight)
     save_file(x, folder / "x.safetensors")
     blocks = {name.split(".")[2] for name in x}
-    own = {name: scale for name, scale in (scales() | dict(changed)).items() if name.split(".")[2] in blocks}
-    save_file(coded | own, folder / "y.safetensors")
+    scales_of_blocks = {
+        name: scale for name, scale in (scales() | dict(changed)).items() if name.split(".")[2] in blocks
+    }
+    save_file(coded | scales_of_blocks, folder / "y.safetensors")
     with open_checkpoint(folder / "x.safetensors") as original, open_checkpoint(folder / "y.safetensors") as quantized:
         pairing = pair(original, quantized, LayerSelection((), ()), None)
         sides = [
             Contents(original, pairing, "original", quantized),
             Contents(quantized, pairing, "quantized", original),
         ]
-        return [one for side in sides for one in check_activation_scales(side)] + list(check_scale_sizes(sides[1]))
+        return [finding for side in sides for finding in check_activation_scales(side)] + list(
+            check_scale_sizes(sides[1])
+        )
 
 
 def test_calibrated_scales_are_silent(tmp_path):
@@ -82,10 +86,10 @@ def test_calibrated_scales_are_silent(tmp_path):
 )
 def test_implausible_scale_is_reported(tmp_path, place, factor):
     name = f"model.layers.2.{place}"
-    (one,) = found(tmp_path, {name: scales()[name] * factor})
+    (finding,) = found(tmp_path, {name: scales()[name] * factor})
 
-    assert ("scale_unlike", "warning", [name]) == (one.code, one.severity, one.evidence["tensors"])
-    assert ("which clips numbers at" if factor < 1 else "weights allow") in one.message
+    assert ("scale_unlike", "warning", [name]) == (finding.code, finding.severity, finding.evidence["tensors"])
+    assert ("which clips numbers at" if factor < 1 else "weights allow") in finding.message
 
 
 @pytest.mark.parametrize(
@@ -98,15 +102,15 @@ def test_implausible_scale_is_reported(tmp_path, place, factor):
 def test_gate_and_up_products_bound_the_inputs_for_down(tmp_path, factor, words):
     name = "model.layers.1.mlp.down_proj.input_scale"
     y = scales()
-    (one,) = found(
+    (finding,) = found(
         tmp_path,
         {
             name: y[name] * factor,
         },
     )
 
-    assert [name] == one.evidence["tensors"]
-    assert words in one.message
+    assert [name] == finding.evidence["tensors"]
+    assert words in finding.message
 
 
 def test_outstanding_neuron_may_be_massive(tmp_path):

@@ -28,17 +28,17 @@ def findings_of(folder, granularity, change, n):
     y = {}
     for name, w in x.items():
         y[name], y[f"{name}_scale"] = change(*fp8(w, granularity))
-    return [found for found in compared(folder, x, y).findings if found.severity != "info"]
+    return [finding for finding in compared(folder, x, y).findings if finding.severity != "info"]
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
 def test_inverted_scales_of_many_weights_are_one_finding(tmp_path, granularity):
-    (found,) = findings_of(tmp_path, granularity, lambda codes, scale: (codes, 1 / scale), 10)
+    (finding,) = findings_of(tmp_path, granularity, lambda codes, scale: (codes, 1 / scale), 10)
 
-    assert ("scale_factor", "error") == (found.code, found.severity)
-    assert "10 weights, of which 8 were read again" in found.message
-    assert "scales are stored as their inverse" in found.message
-    assert [NAME.format(i) for i in range(10)] == sorted(found.evidence["layers"])
+    assert ("scale_factor", "error") == (finding.code, finding.severity)
+    assert "10 weights, of which 8 were read again" in finding.message
+    assert "scales are stored as their inverse" in finding.message
+    assert [NAME.format(i) for i in range(10)] == sorted(finding.evidence["layers"])
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
@@ -46,8 +46,8 @@ def test_transposed_codes_under_scales_in_place_are_named(tmp_path, granularity)
     def transpose(codes, scale):
         return codes.view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn), scale
 
-    (found,) = findings_of(tmp_path, granularity, transpose, 2)
+    (finding,) = findings_of(tmp_path, granularity, transpose, 2)
 
-    assert ("transposed", "error") == (found.code, found.severity)
-    assert "it is stored transposed, but its scales are not" in found.message
-    assert 2 == len(found.evidence["layers"])
+    assert ("transposed", "error") == (finding.code, finding.severity)
+    assert "it is stored transposed, but its scales are not" in finding.message
+    assert 2 == len(finding.evidence["layers"])

@@ -12,7 +12,11 @@ TENSORS = {"quantization_config": {"quant_method": "compressed-tensors", "format
 
 
 def told(path):
-    return [(one.severity, one.message) for one in quanterr.inspect(path).findings if one.code == "unloadable"]
+    return [
+        (finding.severity, finding.message)
+        for finding in quanterr.inspect(path).findings
+        if finding.code == "unloadable"
+    ]
 
 
 def by_channels(by, *shape):
@@ -62,10 +66,10 @@ class TestComfy:
 @pytest.mark.parametrize(("shape", "is_told"), [((64,), True), ((1, 64), False)])
 def test_z_image_pad_tokens_need_two_dimensions(tmp_path, shape, is_told):
     tensors = {"model.diffusion_model.x_pad_token": numbers(*shape), "cap_pad_token": numbers(*shape)}
-    found = told(store(tmp_path / "m.safetensors", tensors))
+    findings = told(store(tmp_path / "m.safetensors", tensors))
 
-    assert is_told == bool(found)
-    assert not found or "2 tensors: cap_pad_token (BF16 [64])" in found[0][1]
+    assert is_told == bool(findings)
+    assert not findings or "2 tensors: cap_pad_token (BF16 [64])" in findings[0][1]
 
 
 def test_stacked_expert_codes_have_no_mapped_name(tmp_path):
@@ -79,9 +83,11 @@ def test_stacked_expert_codes_have_no_mapped_name(tmp_path):
 def test_comparison_checks_the_quantized_side(tmp_path):
     before = store(tmp_path / "a.safetensors", {f"{UP}.weight": numbers(64, 128)})
     after = store(tmp_path / "b", by_channels(quantized_fp8, 64), config=TENSORS)
-    (found,) = [one for one in quanterr.compare(before, after, device="cpu").findings if one.code == "unloadable"]
+    (finding,) = [
+        finding for finding in quanterr.compare(before, after, device="cpu").findings if finding.code == "unloadable"
+    ]
 
-    assert [f"{UP}.weight_scale"] == found.evidence["tensors"]
+    assert [f"{UP}.weight_scale"] == finding.evidence["tensors"]
 
 
 def test_every_rule_cites_its_source():

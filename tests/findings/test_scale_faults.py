@@ -66,7 +66,7 @@ def report_of(folder, original, quantize):
 
 
 def told(report):
-    return {(found.code, found.severity): found for found in report.findings if found.severity != "info"}
+    return {(finding.code, finding.severity): finding for finding in report.findings if finding.severity != "info"}
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_factor_of_all_scales_is_the_only_cause(tmp_path, original, quantize, fa
     report = report_of(tmp_path, original, lambda name, w: quantize(name, w, step=factor))
 
     assert {("scale_factor", severity)} == told(report).keys()
-    (found,) = told(report).values()
-    assert f"3 weights are the original times {factor:g}:" in found.message
-    assert factor == pytest.approx(found.evidence["factor"], rel=1e-3)
+    (finding,) = told(report).values()
+    assert f"3 weights are the original times {factor:g}:" in finding.message
+    assert factor == pytest.approx(finding.evidence["factor"], rel=1e-3)
 
 
 @pytest.mark.parametrize("quantize", [as_ct_pack, as_int8, as_fp8])
@@ -100,9 +100,9 @@ def test_factor_of_one_weight_is_not_another_source(tmp_path, original):
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, step=0.85 if name == NAMES[1] else 1.0))
 
     assert {("scale_factor", "warning")} == told(report).keys()
-    (found,) = told(report).values()
-    assert [f"{NAMES[1]}.weight"] == found.evidence["layers"]
-    assert "times 0.85" in found.message
+    (finding,) = told(report).values()
+    assert [f"{NAMES[1]}.weight"] == finding.evidence["layers"]
+    assert "times 0.85" in finding.message
 
 
 def test_factors_of_rows_are_not_another_source(tmp_path, original):
@@ -110,8 +110,8 @@ def test_factors_of_rows_are_not_another_source(tmp_path, original):
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, step=sizes))
 
     assert {"scale_factor"} == {code for code, _ in told(report)}
-    (found,) = told(report).values()
-    assert "one factor for each row corrects it" in found.message
+    (finding,) = told(report).values()
+    assert "one factor for each row corrects it" in finding.message
 
 
 def shuffled(seed=5):
@@ -123,9 +123,9 @@ def test_lost_order_of_columns_is_not_another_source(tmp_path, original):
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=shuffled()))
 
     assert {"permuted"} == {code for code, _ in told(report)}
-    (found,) = told(report).values()
-    assert "the order of columns (act-order, g_idx) was lost" in found.message
-    assert found.evidence["snr_db_repaired"] > found.evidence["snr_db"] + 1
+    (finding,) = told(report).values()
+    assert "the order of columns (act-order, g_idx) was lost" in finding.message
+    assert finding.evidence["snr_db_repaired"] > finding.evidence["snr_db"] + 1
 
 
 def test_stored_order_of_columns_is_right(tmp_path, original):
@@ -147,11 +147,11 @@ def test_groups_of_unequal_sizes_have_no_attainable_snr(tmp_path, original):
 
 def test_order_that_names_a_single_group_is_found_from_the_values(tmp_path, original):
     zeros = np.zeros(COLS)
-    found = told(report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, stored_order=zeros)))
+    findings = told(report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, stored_order=zeros)))
 
-    assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == found.keys()
-    assert "names 1 of 8 blocks, which is how it will be loaded" in found["wrong_convention", "error"].message
-    assert "columns in order, on a sample" in found["wrong_convention", "error"].message
+    assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == findings.keys()
+    assert "names 1 of 8 blocks, which is how it will be loaded" in findings["wrong_convention", "error"].message
+    assert "columns in order, on a sample" in findings["wrong_convention", "error"].message
 
 
 def test_exchanged_scales_of_groups_are_named(tmp_path, original):
@@ -164,10 +164,10 @@ def test_exchanged_scales_of_groups_are_named(tmp_path, original):
 
 @pytest.mark.parametrize(("factor", "doubt", "words"), [(250, 1e-3, ""), (255, 1e-3, "255"), (252, 0.02, "255")])
 def test_number_explains_a_factor_only_as_exactly_as_it_is_known(factor, doubt, words):
-    told = explain_factor(factor, None, doubt=doubt)
+    explanation = explain_factor(factor, None, doubt=doubt)
 
-    assert words in told
-    assert bool(words) == bool(told)
+    assert words in explanation
+    assert bool(words) == bool(explanation)
 
 
 @pytest.mark.parametrize("layout", ["AWQ", "GPTQ 4 bits asym", "GPTQ 2 bits asym", "CT INT4 asym g128", "HQQ"])
@@ -176,20 +176,20 @@ def test_zero_points_that_are_a_step_off_are_the_only_cause(tmp_path, layout, sh
     x = {f"{NAMES[0]}.weight": matrix(128, 512, 3)}
     damage = methods.shifted(share)
     pair = made(Bench(tmp_path), named(layout), x, lambda layout, x: damage(layout, x, sound(layout, x)))
-    (found,) = [one for one in pair.report.findings if one.layer]
+    (finding,) = [finding for finding in pair.report.findings if finding.layer]
 
-    assert ("zero_points", [1.0, 1.0]) == (found.code, found.evidence["factors"])
+    assert ("zero_points", [1.0, 1.0]) == (finding.code, finding.evidence["factors"])
 
 
 @pytest.mark.parametrize("layout", ["Q4_K", "Q5_K", "Q6_K"])
 def test_rounded_scales_of_superblocks_are_the_only_cause(tmp_path, layout):
     x = {f"{NAMES[0]}.weight": matrix(64, 512, 3)}
     pair = made(Bench(tmp_path), named(layout), x, lambda layout, x: methods.rounded(layout, x, sound(layout, x)))
-    (found,) = [one for one in pair.report.findings if one.layer]
+    (finding,) = [finding for finding in pair.report.findings if finding.layer]
 
-    assert "scale_factor" == found.code
-    assert "superblock" in found.message
-    low, high = found.evidence["factors"]
+    assert "scale_factor" == finding.code
+    assert "superblock" in finding.message
+    low, high = finding.evidence["factors"]
     assert 1 - 1 / 16 <= low < 1 < high <= 1 + 1 / 16
 
 

@@ -80,7 +80,7 @@ def report_of(folder, w, stored, config=None, **options):
 
 def told(report, least="info"):
     severities = ("info", "warning", "error")[("info", "warning", "error").index(least) :]
-    return {found.code: found for found in report.findings if found.severity in severities}
+    return {finding.code: finding for finding in report.findings if finding.severity in severities}
 
 
 def snr_db(x, y):
@@ -124,19 +124,19 @@ class TestCompensatingErrors:
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes[20, 64:128] = codes[20, 127:63:-1]
-        found = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")["excess_error"]
+        finding = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")["excess_error"]
 
-        assert [[20, 64]] == found.evidence["places"]
+        assert [[20, 64]] == finding.evidence["places"]
 
     @pytest.mark.parametrize(("config", "severity"), [(GPTQ, "warning"), (None, "error")])
     def test_excessive_errors_are_a_warning_where_compensation_is_possible(self, tmp_path, config, severity):
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes = np.clip(codes + np.random.default_rng(1).integers(-3, 4, codes.shape), 0, 255)
-        found = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), config))["excess_error"]
+        finding = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), config))["excess_error"]
 
-        assert severity == found.severity
-        assert found.evidence["excess_db"] > 8
+        assert severity == finding.severity
+        assert finding.evidence["excess_db"] > 8
 
     @pytest.mark.parametrize(("importance", "is_error"), [(1e-6, False), (1.0, True)])
     def test_errors_count_by_importance(self, tmp_path, importance, is_error):
@@ -229,9 +229,9 @@ class TestPowersOfTwo:
 
     def test_power_of_two_scales_at_half_size_are_reported(self, tmp_path):
         w = weights(64, 256)
-        found = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
+        findings = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
 
-        assert "larger values are clipped" in found["scale_loss"].message
+        assert "larger values are clipped" in findings["scale_loss"].message
 
 
 class TestZeros:
@@ -246,9 +246,9 @@ class TestZeros:
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         w[10:13], scales[10:14] = 0, 0
-        found = told(report_of(tmp_path, w, as_int8(w, scales)))
+        findings = told(report_of(tmp_path, w, as_int8(w, scales)))
 
-        assert 4 == found["scale_zero"].evidence["scales"]
+        assert 4 == findings["scale_zero"].evidence["scales"]
 
 
 class TestUnderflow:
@@ -256,10 +256,10 @@ class TestUnderflow:
     def test_underflow_next_to_far_larger_rows_is_reported(self, tmp_path, rows, severity):
         w = weights(128, 256)
         w[5 : 5 + rows] *= 1e-6
-        (found,) = report_of(tmp_path, w, as_nvfp4(w)).findings
+        (finding,) = report_of(tmp_path, w, as_nvfp4(w)).findings
 
-        assert ("underflow", severity) == (found.code, found.severity)
-        assert "too small for the scales of nvfp4" in found.message
+        assert ("underflow", severity) == (finding.code, finding.severity)
+        assert "too small for the scales of nvfp4" in finding.message
 
     @pytest.mark.parametrize(("rows", "severity"), [(1, "info"), (40, "warning")])
     def test_underflow_of_transposed_experts_is_reported(self, tmp_path, rows, severity):
@@ -274,16 +274,16 @@ class TestUnderflow:
             f"{name}_weight_scale_2": scale,
         }
         report = compared(tmp_path, {name: torch.from_numpy(w.T[None].copy()).bfloat16()}, stored)
-        (found,) = report.findings
+        (finding,) = report.findings
 
-        assert ("nvfp4_experts", "underflow", severity) == (report.layers[0].format, found.code, found.severity)
+        assert ("nvfp4_experts", "underflow", severity) == (report.layers[0].format, finding.code, finding.severity)
 
     def test_weights_too_small_for_float16_scales_are_named(self, tmp_path):
         w = 1e-5 * weights(64, 256)
-        found = told(report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ), "warning")
+        findings = told(report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ), "warning")
 
-        assert {"underflow"} == found.keys()
-        assert "float16" in found["underflow"].message
+        assert {"underflow"} == findings.keys()
+        assert "float16" in findings["underflow"].message
 
     def test_underflow_does_not_excuse_zero_scales(self, tmp_path):
         """The row has zeros although a scale could have been stored."""
@@ -291,9 +291,9 @@ class TestUnderflow:
         stored = as_nvfp4(w)
         stored[f"{NAME}_scale"][5] = 0
         stored[NAME][5] = 0
-        found = told(report_of(tmp_path, w, stored), "warning")
+        findings = told(report_of(tmp_path, w, stored), "warning")
 
-        assert "scales are zero: all values are lost" in found["scale_loss"].message
+        assert "scales are zero: all values are lost" in findings["scale_loss"].message
 
 
 @pytest.mark.parametrize("make", [np.sign, np.ones_like, lambda w: np.sign(np.round(30 * w))])
@@ -302,10 +302,10 @@ def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
     sizes = np.exp(np.random.default_rng(6).standard_normal((64, 1))) if by_row else 0.02
     w = torch.from_numpy(make(weights(64, 256)) * sizes).bfloat16().double().numpy()
     report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True)))
-    found, *others = report.findings
+    finding, *others = report.findings
 
-    assert ("lossless_codes", "info") == (found.code, found.severity)
-    assert "BitNet" in found.remedy
+    assert ("lossless_codes", "info") == (finding.code, finding.severity)
+    assert "BitNet" in finding.remedy
     assert (["constant_weight"] if w.min() == w.max() else []) == [other.code for other in others]
 
 
@@ -327,29 +327,29 @@ class TestRandomRounding:
         scales = scales.max().reshape(1) if shared else scales
         config = {"quantization_config": {"rounding": "stochastic"}} if is_declared else None
         report = report_of(tmp_path, w, as_int8(w, scales, np.random.default_rng(7).random(w.shape)), config)
-        found = told(report)["excess_error"]
+        finding = told(report)["excess_error"]
 
-        assert ("info" if is_declared else "warning") == found.severity
+        assert ("info" if is_declared else "warning") == finding.severity
         assert {"excess_error"} >= told(report, "warning").keys()
-        assert "rounded at random" in found.message
+        assert "rounded at random" in finding.message
         assert report.layers[0].excess_db > 2.5
 
     def test_other_values_are_not_called_truncated(self, tmp_path):
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         other = w + 0.55 * scales * np.random.default_rng(8).standard_normal(w.shape)
-        found = told(report_of(tmp_path, w, as_int8(other, scales)), "warning")["excess_error"]
+        finding = told(report_of(tmp_path, w, as_int8(other, scales)), "warning")["excess_error"]
 
-        assert 3 < found.evidence["excess_db"] < 8
-        assert "another revision or training step" in found.remedy
+        assert 3 < finding.evidence["excess_db"] < 8
+        assert "another revision or training step" in finding.remedy
 
     def test_noise_is_not_excused_by_autoround(self, tmp_path):
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         other = w + 0.25 * scales * np.random.default_rng(8).standard_normal(w.shape)
-        found = told(report_of(tmp_path, w, as_int8(other, scales), AUTO_ROUND), "warning")["excess_error"]
+        finding = told(report_of(tmp_path, w, as_int8(other, scales), AUTO_ROUND), "warning")["excess_error"]
 
-        assert 1.5 < found.evidence["excess_db"] < 3
+        assert 1.5 < finding.evidence["excess_db"] < 3
 
     def test_rounding_always_down_is_reported(self, tmp_path):
         w = weights(64, 256)
@@ -484,6 +484,6 @@ class TestRoundedAfterwards:
         stored = as_mlx(w, 8)
         for key in stored:
             stored[key][100:104] = stored[key][101:105].clone()
-        found = told(report_of(tmp_path, w, stored, MLX), "warning")
+        findings = told(report_of(tmp_path, w, stored, MLX), "warning")
 
-        assert "excess_rows" in found
+        assert "excess_rows" in findings

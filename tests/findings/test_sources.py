@@ -17,9 +17,9 @@ def signs(folder, x, source, bits=4):
     save_file({f"{NAME}.weight": torch.from_numpy(x).bfloat16()}, folder / "x.safetensors")
     save_file(packing.as_ct_pack(f"{NAME}.weight", source, bits), folder / "y.safetensors")
     report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
-    found = [found for found in report.findings if found.code == "another_source"]
-    assert {"warning"} >= {one.severity for one in found}
-    return [one.evidence["signs"] for one in found]
+    findings = [findings for findings in report.findings if findings.code == "another_source"]
+    assert {"warning"} >= {finding.severity for finding in findings}
+    return [finding.evidence["signs"] for finding in findings]
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +44,19 @@ def test_finetune_is_another_source(tmp_path, original):
 def test_merged_adapter_is_another_source(tmp_path, original):
     random = np.random.default_rng(2)
     update = random.standard_normal((384, 4)) @ random.standard_normal((4, 512))
-    found = signs(tmp_path, original, original + update / update.std() * 0.7 * error_of(original))
+    shown = signs(tmp_path, original, original + update / update.std() * 0.7 * error_of(original))
 
-    assert 1 == len(found)
-    assert "directions" in found[0]
+    assert 1 == len(shown)
+    assert "directions" in shown[0]
 
 
 def test_requantized_values_are_another_source(tmp_path, original):
     blocks = original.reshape(384, -1, 64)
     step = np.abs(blocks).max(2, keepdims=True) / 7
-    found = signs(tmp_path, original, (np.round(blocks / step) * step).reshape(original.shape))
+    shown = signs(tmp_path, original, (np.round(blocks / step) * step).reshape(original.shape))
 
-    assert 1 == len(found)
-    assert "grid" in found[0]
+    assert 1 == len(shown)
+    assert "grid" in shown[0]
 
 
 def by_row(folder, rounding):
@@ -67,7 +67,7 @@ def by_row(folder, rounding):
     save_file({f"{NAME}.weight": x}, folder / "x.safetensors")
     save_file({f"{NAME}.weight": codes.to(torch.int8), f"{NAME}.weight_scale": unit}, folder / "y.safetensors")
     report = quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
-    return [found.evidence["signs"] for found in report.findings if found.code == "another_source"]
+    return [finding.evidence["signs"] for finding in report.findings if finding.code == "another_source"]
 
 
 def at_random(values):

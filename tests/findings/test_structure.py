@@ -27,21 +27,21 @@ def model():
 
 
 def coded(x, but=()):
-    found = {}
+    tensors = {}
     for name, weight in x.items():
         if "embed" in name or name in but:
-            found[name] = weight
+            tensors[name] = weight
             continue
         unit = weight.abs().amax(1, keepdim=True) / 127
-        found |= {name: (weight / unit).round().to(torch.int8), f"{name}_scale": unit}
-    return found
+        tensors |= {name: (weight / unit).round().to(torch.int8), f"{name}_scale": unit}
+    return tensors
 
 
 def coded_by_tensor(x):
-    found = {}
+    tensors = {}
     for name, weight in x.items():
-        found[name], found[f"{name}_scale"] = quantized_fp8(weight)
-    return found
+        tensors[name], tensors[f"{name}_scale"] = quantized_fp8(weight)
+    return tensors
 
 
 def report_of(folder, y, config=None, x=None):
@@ -77,9 +77,9 @@ def test_matching_config_is_silent(tmp_path):
     ],
 )
 def test_mismatched_sizes_are_reported(tmp_path, changed, message):
-    (found,) = mismatches(report_of(tmp_path, coded(model()), CONFIG | changed))
+    (finding,) = mismatches(report_of(tmp_path, coded(model()), CONFIG | changed))
 
-    assert found.startswith(message)
+    assert finding.startswith(message)
 
 
 def test_multi_token_prediction_blocks_may_follow(tmp_path):
@@ -99,18 +99,22 @@ def test_multi_token_prediction_blocks_may_follow(tmp_path):
 )
 def test_quantized_layer_that_config_excludes_is_reported(tmp_path, method, key, entry):
     config = CONFIG | {"quantization_config": {"quant_method": method, key: [entry]}}
-    (found,) = [one for one in mismatches(report_of(tmp_path, coded(model()), config)) if "excludes" in one]
+    (mismatch,) = [
+        finding for finding in mismatches(report_of(tmp_path, coded(model()), config)) if "excludes" in finding
+    ]
 
-    assert f"from quantization ({key}: {entry}), but codes are stored: " in found
-    assert "model.layers.1.mlp.up_proj.weight" in found
+    assert f"from quantization ({key}: {entry}), but codes are stored: " in mismatch
+    assert "model.layers.1.mlp.up_proj.weight" in mismatch
 
 
 @pytest.mark.parametrize(("ignored", "n"), [([], 1), (["model.layers.1.mlp.down_proj"], 0), (["re:["], 1)])
 def test_unquantized_layer_that_config_includes_is_reported(tmp_path, ignored, n):
     config = CONFIG | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ignored}}
-    found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+    findings = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
-    assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+    assert n == sum(
+        "does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in finding for finding in findings
+    )
 
 
 @pytest.mark.parametrize(("by_name", "n"), [({"model.layers.1.mlp.down_proj": None}, 0), ({}, 1)])
@@ -118,17 +122,21 @@ def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
     every = {"_default": {"_type": "IntxWeightOnlyConfig"}}
     kinds = {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": every | by_name}}}
     config = CONFIG | {"quantization_config": {"quant_method": "torchao", "quant_type": kinds}}
-    found = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+    findings = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
-    assert n == sum("does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in one for one in found)
+    assert n == sum(
+        "does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in finding for finding in findings
+    )
 
 
 @pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
 def test_quantized_head_with_a_tied_embedding_is_reported(tmp_path, tied, n):
     x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}
-    found = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
+    findings = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
 
-    assert n == sum("tie_word_embeddings, but lm_head.weight is quantized separately" in one for one in found)
+    assert n == sum(
+        "tie_word_embeddings, but lm_head.weight is quantized separately" in finding for finding in findings
+    )
 
 
 class TestTiedHead:
@@ -142,8 +150,8 @@ class TestTiedHead:
 
     def quantize(self, x, but=()):
         weights = {name.replace("embed", "?"): weight for name, weight in x.items() if name not in but}
-        found = {name.replace("?", "embed"): tensor for name, tensor in coded(weights).items()}
-        return found | {name: x[name] for name in but}
+        tensors = {name.replace("?", "embed"): tensor for name, tensor in coded(weights).items()}
+        return tensors | {name: x[name] for name in but}
 
     @pytest.mark.parametrize(("but", "how"), [([], "quantized"), ([HEAD], "stored")])
     @pytest.mark.parametrize("is_stored", [True, False], ids=["stored twice", "stored once"])
@@ -152,7 +160,7 @@ class TestTiedHead:
         head = {self.HEAD: x[self.EMBEDDING].clone()}
         expected = self.compare(tmp_path / "without", x, self.quantize(x))
         report = self.compare(tmp_path / "with", x | (head if is_stored else {}), self.quantize(x | head, but))
-        (message,) = [one for one in mismatches(report) if "tie_word_embeddings" in one]
+        (message,) = [finding for finding in mismatches(report) if "tie_word_embeddings" in finding]
 
         assert f"lm_head.weight is {how} separately: loaders use the embedding instead" in message
         assert [layer.layer_name for layer in expected.layers] == [layer.layer_name for layer in report.layers]
@@ -164,8 +172,8 @@ class TestTiedHead:
         x[self.HEAD] = x[self.EMBEDDING].clone()
         report = self.compare(tmp_path, x, self.quantize(x, [self.HEAD, self.EMBEDDING]))
 
-        assert self.HEAD in {one.layer_name for one in report.lossless}
-        assert [] == [one for one in mismatches(report) if "tie_word_embeddings" in one]
+        assert self.HEAD in {layer.layer_name for layer in report.lossless}
+        assert [] == [finding for finding in mismatches(report) if "tie_word_embeddings" in finding]
 
 
 def of_golden(folder, case, quantization_config):
@@ -179,9 +187,9 @@ def of_golden(folder, case, quantization_config):
 
 @pytest.mark.parametrize(("version", "n"), [("GEMM", 0), ("gemv", 1), ("0.14.0", 0)])
 def test_declared_awq_layout_must_match(tmp_path, version, n):
-    found = mismatches(of_golden(tmp_path, "awq_gemm/awq_gemm_g128", {"quant_method": "awq", "version": version}))
+    findings = mismatches(of_golden(tmp_path, "awq_gemm/awq_gemm_g128", {"quant_method": "awq", "version": version}))
 
-    assert n == sum("declares awq_gemv, but" in one for one in found)
+    assert n == sum("declares awq_gemv, but" in finding for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +199,9 @@ def test_declared_awq_layout_must_match(tmp_path, version, n):
 def test_undeclared_zero_points_are_reported(tmp_path, case, sym, told):
     report = of_golden(tmp_path, f"gptq/gptq_v1_{case}", {"quant_method": "gptq", "sym": sym})
 
-    assert told == any("config.json declares sym, but its zero points" in one.message for one in report.findings)
+    assert told == any(
+        "config.json declares sym, but its zero points" in finding.message for finding in report.findings
+    )
 
 
 def test_mismatched_gguf_metadata_is_reported(tmp_path):
@@ -200,10 +210,10 @@ def test_mismatched_gguf_metadata_is_reported(tmp_path):
     keys = (*architecture("llama"), key("llama.block_count", UINT32, 3), key("llama.embedding_length", UINT32, 32))
     path = write_gguf(tmp_path / "y.gguf", tensors, keys)
     save_file(x, tmp_path / "x.safetensors")
-    found = mismatches(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))
+    findings = mismatches(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))
 
-    assert "the GGUF metadata declares 3 blocks, but the tensors belong to 1" in found
-    assert "the GGUF metadata declares a width of 32, but token_embd.weight has 64" in found
+    assert "the GGUF metadata declares 3 blocks, but the tensors belong to 1" in findings
+    assert "the GGUF metadata declares a width of 32, but token_embd.weight has 64" in findings
 
 
 class TestIndex:
@@ -222,9 +232,9 @@ class TestIndex:
 
     def test_wrong_total_size_is_noted(self, tmp_path):
         size = self.folder(tmp_path, 17)
-        (found,) = self.notes(tmp_path)
+        (note,) = self.notes(tmp_path)
 
-        assert f"index states 17 bytes (total_size), its tensors have {size:,}" in found
+        assert f"index states 17 bytes (total_size), its tensors have {size:,}" in note
 
     def test_right_total_size_is_silent(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
@@ -234,9 +244,9 @@ class TestIndex:
     def test_whole_model_read_by_some_loaders_is_noted(self, tmp_path):
         self.folder(tmp_path, 12 * 64 * 64 * 4 + 32 * 64 * 4)
         save_file({"a": torch.ones(1)}, tmp_path / "y/model.safetensors")
-        (found,) = self.notes(tmp_path)
+        (note,) = self.notes(tmp_path)
 
-        assert "index does not name model.safetensors, which is in the same folder; ignored" in found
+        assert "index does not name model.safetensors, which is in the same folder; ignored" in note
 
 
 class TestUnread:
@@ -250,16 +260,17 @@ class TestUnread:
         (tmp_path / "x.safetensors").rename(tmp_path / "x/model.safetensors")
         save_file(tensors, tmp_path / side / name)
         report = quanterr.compare(tmp_path / "x", tmp_path / "y", device="cpu")
-        return [one for one in report.findings if one.code in ("unread_weights", "nonstandard_file")]
+        return [finding for finding in report.findings if finding.code in ("unread_weights", "nonstandard_file")]
 
     @pytest.mark.parametrize("index", [True, False])
     def test_copy_for_another_runtime_is_an_info(self, tmp_path, index):
-        own = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
-        (one,) = self.found(tmp_path, "consolidated.safetensors", own, index=index)
+        tensors = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
+        (finding,) = self.found(tmp_path, "consolidated.safetensors", tensors, index=index)
 
-        assert ("info", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert ("info", ["consolidated.safetensors"]) == (finding.severity, finding.evidence["files"])
         assert (
-            f"{tmp_path / 'y'}: weight files in the same folder were not read: consolidated.safetensors" == one.message
+            f"{tmp_path / 'y'}: weight files in the same folder were not read: consolidated.safetensors"
+            == finding.message
         )
 
     @pytest.mark.parametrize("side", ["x", "y"])
@@ -267,18 +278,18 @@ class TestUnread:
         "tensor", [torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(32, 64)], ids=["dtype", "shape"]
     )
     def test_different_copy_is_a_warning(self, tmp_path, tensor, side):
-        own = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
-        (one,) = self.found(tmp_path, "consolidated.safetensors", own, side)
+        tensors = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
+        (finding,) = self.found(tmp_path, "consolidated.safetensors", tensors, side)
 
-        assert ("warning", ["consolidated.safetensors"]) == (one.severity, one.evidence["files"])
+        assert ("warning", ["consolidated.safetensors"]) == (finding.severity, finding.evidence["files"])
         assert "stores 1 tensor of the same name with another shape or size: model.layers.0.mlp.up_proj.weight" in (
-            one.message
+            finding.message
         )
 
     def test_identical_copy_is_an_info(self, tmp_path):
-        (one,) = self.found(tmp_path, "model-copy.safetensors", model())
+        (finding,) = self.found(tmp_path, "model-copy.safetensors", model())
 
-        assert "info" == one.severity
+        assert "info" == finding.severity
 
     @pytest.mark.parametrize(
         "name",
@@ -311,9 +322,9 @@ class TestUnread:
     def test_inspect_reports_unread_weights_too(self, tmp_path):
         x = store(tmp_path / "x", model(), config={})
         store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
-        (found,) = [one for one in quanterr.inspect(x).findings if one.code == "unread_weights"]
+        (finding,) = [finding for finding in quanterr.inspect(x).findings if finding.code == "unread_weights"]
 
-        assert "warning" == found.severity
+        assert "warning" == finding.severity
 
     def test_named_file_is_the_intended_one(self, tmp_path):
         x = store(tmp_path / "x", model(), config={})
@@ -326,15 +337,15 @@ class TestActivations:
     @pytest.mark.parametrize("scale", [1e29, 1e-38])
     def test_impossible_activation_scale_is_a_warning(self, tmp_path, scale):
         name = "model.layers.0.mlp.up_proj.input_scale"
-        found = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
+        finding = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
 
-        assert ("warning", [name]) == (found.severity, found.evidence["tensors"])
+        assert ("warning", [name]) == (finding.severity, finding.evidence["tensors"])
 
     def test_input_scale_with_an_unsuitable_length_is_a_warning(self, tmp_path):
         name = "model.layers.0.mlp.up_proj.input_scale"
-        found = told(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
+        finding = told(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
 
-        assert f"{name} (7)" in found.message
+        assert f"{name} (7)" in finding.message
 
     @pytest.mark.parametrize("value", [float("nan"), 1e29])
     def test_unusable_rope_freqs_are_reported(self, tmp_path, value):
@@ -344,9 +355,9 @@ class TestActivations:
         tensors.append(Stored("rope_freqs.weight", "F32", (2,), freqs.numpy().tobytes()))
         path = write_gguf(tmp_path / "y.gguf", tensors, architecture("llama"))
         save_file(x, tmp_path / "x.safetensors")
-        found = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
+        finding = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
 
-        assert ("error", ["rope_freqs.weight"]) == (found.severity, found.evidence["tensors"])
+        assert ("error", ["rope_freqs.weight"]) == (finding.severity, finding.evidence["tensors"])
 
 
 class TestNeighbours:
@@ -374,7 +385,7 @@ class TestNeighbours:
         scales = {name: scale for name, scale in (self.scales() | changed).items() if name not in without}
         x = self.x()
         report = report_of(tmp_path, coded_by_tensor(x) | scales, x=x)
-        return [one for one in report.findings if one.code == "scale_unlike"]
+        return [finding for finding in report.findings if finding.code == "scale_unlike"]
 
     def test_calibrated_scales_are_silent(self, tmp_path):
         assert [] == self.found(tmp_path, {})
@@ -382,22 +393,22 @@ class TestNeighbours:
     @pytest.mark.parametrize("factor", [1e-5, 1e5])
     def test_scale_far_from_the_others_is_reported_with_both_values(self, tmp_path, factor):
         value = 0.02 * factor
-        (one,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
+        (finding,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
 
-        assert ("warning", [self.NAME]) == (one.severity, one.evidence["tensors"])
-        assert f"{self.NAME} ({value:.3g}; the others' median is " in one.message
+        assert ("warning", [self.NAME]) == (finding.severity, finding.evidence["tensors"])
+        assert f"{self.NAME} ({value:.3g}; the others' median is " in finding.message
 
     def test_inverse_scale_is_reported(self, tmp_path):
         name = "model.layers.2.self_attn.q_proj.input_scale"
-        (one,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
+        (finding,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
 
-        assert [name] == one.evidence["tensors"]
+        assert [name] == finding.evidence["tensors"]
 
     def test_weight_scale_as_input_scale_is_reported(self, tmp_path):
-        own = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
-        (one,) = self.found(tmp_path, {self.NAME: own})
+        weight_scale = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
+        (finding,) = self.found(tmp_path, {self.NAME: weight_scale})
 
-        assert "equal to the scale of the weight in 1 tensor, unlike in others" in one.message
+        assert "equal to the scale of the weight in 1 tensor, unlike in others" in finding.message
 
     def test_input_scales_that_all_copy_weight_scales_are_a_convention(self, tmp_path):
         y = coded_by_tensor(self.x())
@@ -407,9 +418,9 @@ class TestNeighbours:
 
     @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
     def test_missing_scale_is_reported(self, tmp_path, name):
-        (one,) = self.found(tmp_path, {}, [name])
+        (finding,) = self.found(tmp_path, {}, [name])
 
-        assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in one.message
+        assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in finding.message
 
     @pytest.mark.parametrize("value", [0.0, -0.1, float("inf"), float("nan")])
     @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
@@ -423,9 +434,9 @@ class TestNeighbours:
 
     def test_implausible_cache_scale_is_reported(self, tmp_path):
         huge = {f"model.layers.{n}.self_attn.k_scale": torch.tensor(1e6) for n in range(self.BLOCKS)}
-        (one,) = self.found(tmp_path, huge)
+        (finding,) = self.found(tmp_path, huge)
 
-        assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in one.message
+        assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in finding.message
 
     @pytest.mark.parametrize(("factor", "n"), [(5e3, 0), (1e5, 1)])
     def test_expert_scales_may_differ_by_more(self, tmp_path, factor, n):
@@ -463,10 +474,10 @@ class TestScheme:
         weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
         groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
         config = {"quant_method": "compressed-tensors", "config_groups": groups}
-        found = mismatches(report_of(tmp_path, coded(model()), CONFIG | {"quantization_config": config}))
+        findings = mismatches(report_of(tmp_path, coded(model()), CONFIG | {"quantization_config": config}))
 
         assert any(
-            "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in found
+            "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in findings
         )
 
     def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
@@ -497,10 +508,10 @@ class TestScheme:
         ],
     )
     def test_compressed_tensors_scheme_must_match(self, tmp_path, changed, told):
-        found = self.declared(tmp_path, **changed)
+        messages = self.declared(tmp_path, **changed)
 
-        assert (told is None) == (found == [])
-        assert told is None or told in found[0]
+        assert (told is None) == (messages == [])
+        assert told is None or told in messages[0]
 
     def test_one_row_has_groups_as_well_as_blocks(self, tmp_path):
         name, x = "model.layers.0.mlp.up_proj.weight", numbers(1, 128)
@@ -517,27 +528,29 @@ class TestScheme:
         ((name, weight),) = x.items()
         y = {name: weight.to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(2, 2)}
         config = {"quant_method": "fp8", "weight_block_size": size}
-        found = mismatches(report_of(tmp_path, y, {"quantization_config": config}, x))
+        findings = mismatches(report_of(tmp_path, y, {"quantization_config": config}, x))
 
-        assert n == sum("declares quant_method fp8 without weight_block_size, but scales of blocks" in m for m in found)
+        assert n == sum(
+            "declares quant_method fp8 without weight_block_size, but scales of blocks" in m for m in findings
+        )
 
     @pytest.mark.parametrize(("said", "n"), [(False, 1), (True, 0)])
     def test_denied_awq_zero_points_are_reported(self, tmp_path, said, n):
         config = {"quant_method": "awq", "zero_point": said}
         report = of_golden(tmp_path, "awq_gemm/awq_gemm_g128", config)
 
-        assert n == sum("declares zero_point false, but " in one.message for one in report.findings)
+        assert n == sum("declares zero_point false, but " in finding.message for finding in report.findings)
 
     def test_contradictory_config_files_are_reported(self, tmp_path):
         config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
         (tmp_path / "y").mkdir()
         (tmp_path / "y/hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
-        found = mismatches(report_of(tmp_path, coded(model()), config))
+        findings = mismatches(report_of(tmp_path, coded(model()), config))
 
-        (one,) = found
+        (finding,) = findings
         assert (
             "declares quant_algo FP8, but hf_quant_config.json declares NVFP4: some runtimes read one, some the other"
-            in one
+            in finding
         )
 
     @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
@@ -549,16 +562,17 @@ class TestScheme:
             config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm}}
         else:
             (tmp_path / "y" / where).write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
-        found = mismatches(report_of(tmp_path, coded_by_tensor(model()), config))
+        findings = mismatches(report_of(tmp_path, coded_by_tensor(model()), config))
 
         assert told == any(
-            f"{where} declares quant_algo {algorithm}, but fp8_tensor are stored for 13 weights" in one for one in found
+            f"{where} declares quant_algo {algorithm}, but fp8_tensor are stored for 13 weights" in finding
+            for finding in findings
         )
 
     @pytest.mark.parametrize(("more", "n"), [({}, 1), ({"dynamic": {"-:.*": {}}}, 0)])
     def test_mostly_unquantized_linears_are_reported(self, tmp_path, more, n):
         names = [name for name in model() if "embed" not in name]
         config = CONFIG | {"quantization_config": {"quant_method": "gptq"} | more}
-        found = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))
+        findings = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))
 
-        assert n == sum("and does not exclude" in message for message in found)
+        assert n == sum("and does not exclude" in message for message in findings)

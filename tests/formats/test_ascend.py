@@ -20,8 +20,8 @@ def changed(folder, case, declared=None, tensors=None, drop=()):
     """Write a golden case with some tensors and types in its description replaced; None removes a name."""
     stored = load_file(case / "model.safetensors") | (tensors or {})
     path = store(folder / "y", {name: t for name, t in stored.items() if name not in drop}, config={"model_type": "x"})
-    said = json.loads((case / DESCRIPTION).read_text()) | (declared or {})
-    (path / DESCRIPTION).write_text(json.dumps({name: kind for name, kind in said.items() if kind is not None}))
+    description = json.loads((case / DESCRIPTION).read_text()) | (declared or {})
+    (path / DESCRIPTION).write_text(json.dumps({name: kind for name, kind in description.items() if kind is not None}))
     return path
 
 
@@ -30,17 +30,17 @@ def part(case, name):
 
 
 def told(path, code):
-    return [(one.severity, one.message) for one in quanterr.inspect(path).findings if one.code == code]
+    return [(finding.severity, finding.message) for finding in quanterr.inspect(path).findings if finding.code == code]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_producer_files_contain_no_contradiction(case):
-    found = quanterr.inspect(case)
+    inspection = quanterr.inspect(case)
 
     assert {"w4a4_dynamic_offsets.weight", "w4a4_dynamic_groups.weight"} >= {
-        name for one in found.findings for name in one.evidence.get("layers", [])
+        name for finding in inspection.findings for name in finding.evidence.get("layers", [])
     }
-    assert ["ambiguous_layout"] * (case == ALL) == [one.code for one in found.findings]
+    assert ["ambiguous_layout"] * (case == ALL) == [finding.code for finding in inspection.findings]
 
 
 class TestTypes:
@@ -103,10 +103,10 @@ class TestTypes:
         assert [] == told(path, "config_mismatch") + told(path, "undeclared_codes")
 
     def test_types_determine_input_rounding(self):
-        found = {one.name: one.activations for one in quanterr.inspect(ALL).weights}
+        activations = {weight.name: weight.activations for weight in quanterr.inspect(ALL).weights}
 
         assert ("int8_token", "int4_token", None) == tuple(
-            found[f"{name}.weight"] for name in ("w8a8_dynamic", "w4a4_dynamic", "w8a16")
+            activations[f"{name}.weight"] for name in ("w8a8_dynamic", "w4a4_dynamic", "w8a16")
         )
 
 
@@ -116,10 +116,12 @@ class TestScales:
     )
     def test_deq_scale_must_equal_weight_scale_times_input_scale(self, tmp_path, factor, refused):
         scale = part(ALL, f"{MIX}.weight_scale")
-        found = told(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
+        findings = told(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
 
-        assert refused == bool(found)
-        assert all("w8a8_mix.deq_scale (I64 [8]) is not weight_scale · input_scale: row 0 has" in m for _, m in found)
+        assert refused == bool(findings)
+        assert all(
+            "w8a8_mix.deq_scale (I64 [8]) is not weight_scale · input_scale: row 0 has" in m for _, m in findings
+        )
 
     @pytest.mark.parametrize(
         ("tensors", "says"),

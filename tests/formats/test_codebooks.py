@@ -54,9 +54,9 @@ def refusal(folder, stored, values, config=None):
     """Return why the weight is not read; the original's tensor has the same reason."""
     with planned(*files(folder, stored, values, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
-        found = {left for left in plan.leftovers if left.side == "original"}
-        assert [left.bucket in (Bucket.ERROR, Bucket.UNSUPPORTED) for left in found] == [True]
-        return found.pop().reason
+        leftovers = {left for left in plan.leftovers if left.side == "original"}
+        assert [left.bucket in (Bucket.ERROR, Bucket.UNSUPPORTED) for left in leftovers] == [True]
+        return leftovers.pop().reason
 
 
 def digest(tensor):
@@ -96,8 +96,8 @@ class TestHadamardMatrices:
         size = next((size for size in sorted(TABLES, reverse=True) if n % size == 0), 1)
         table = hadamard.make_table(size) if size > 1 else torch.ones(1, 1).double()
         whole = torch.kron(table, hadamard.make_sylvester(n // size))
-        one, unit = torch.ones(n).double(), torch.eye(n)
-        left, right = (hadamard.multiply(unit, n, axis, (one, one), torch.float64) for axis in (0, 1))
+        unit_vector, unit = torch.ones(n).double(), torch.eye(n)
+        left, right = (hadamard.multiply(unit, n, axis, (unit_vector, unit_vector), torch.float64) for axis in (0, 1))
 
         assert torch.equal(whole, left)
         assert torch.equal(whole.t(), right)
@@ -533,8 +533,8 @@ class TestWithoutOriginal:
     @pytest.mark.parametrize(("case", "expected"), WITHOUT_ORIGINAL.items())
     def test_shape_is_derived_without_an_original(self, tmp_path, case, expected):
         stored, _ = golden(case)
-        found = quanterr.inspect(store(tmp_path / "quantized.safetensors", stored)).weights
-        weight = next(weight for weight in found if weight.name == "a.weight")
+        weights = quanterr.inspect(store(tmp_path / "quantized.safetensors", stored)).weights
+        weight = next(weight for weight in weights if weight.name == "a.weight")
 
         assert expected == weight.shape if isinstance(expected, list) else expected in weight.reason
 
@@ -605,17 +605,17 @@ class TestWorkspaces:
             return made[-1]
 
         with open_checkpoint(path) as checkpoint:
-            one, other = Workspace(), Workspace()
+            workspace, other = Workspace(), Workspace()
             a, b = checkpoint.entries["a"], checkpoint.entries["b"]
-            first = one.share("key", a, make)
+            first = workspace.share("key", a, make)
 
             assert other.share("key", a, make) is first
-            assert one.share("key", a, make) is first
+            assert workspace.share("key", a, make) is first
             assert len(made) == 1
             alive = weakref.ref(first)
             del first
             made.clear()
-            one.share("key", b, make)
+            workspace.share("key", b, make)
             gc.collect()
             assert alive() is not None
             other.share("key", b, make)
@@ -641,10 +641,10 @@ class TestWorkspaces:
             make = partial(torch.zeros, 3)
             first = pool.submit(Workspace().share, "key", checkpoint.entries["a"], make, fill, 3)
             assert begun.wait(10)
-            found = Workspace().share("key", checkpoint.entries["a"], make, fill, 3)
+            shared = Workspace().share("key", checkpoint.entries["a"], make, fill, 3)
 
-            assert found is first.result()
-            assert [0, 1, 2] == found.tolist()
+            assert shared is first.result()
+            assert [0, 1, 2] == shared.tolist()
             assert by[0] != by[1] == by[2]
 
     def test_workspaces_retry_a_failed_piece(self, tmp_path):
@@ -657,10 +657,10 @@ class TestWorkspaces:
                 raise CheckpointError("unreadable")
 
         with open_checkpoint(path) as checkpoint:
-            one, other = Workspace(), Workspace()
+            first, other = Workspace(), Workspace()
             share = ("key", checkpoint.entries["a"], partial(torch.zeros, 3), fill, 3)
             with pytest.raises(CheckpointError, match="unreadable"):
-                one.share(*share)
+                first.share(*share)
             other.share(*share)
 
         assert [0, 1, 1, 2] == filled

@@ -34,9 +34,9 @@ def recognized(folder, tensors, shape, name="a.weight", metadata=None):
     original = store(folder / "original.safetensors", {name: torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = store(folder / "quantized.safetensors", {"b.weight": numbers(2, 32), **tensors}, metadata)
     with planned(original, quantized) as plan:
-        found = [pair.quantized for pair in plan.pairs if pair.name == name]
+        quantizeds = [pair.quantized for pair in plan.pairs if pair.name == name]
         left = [leftover.reason for leftover in plan.leftovers if leftover.name == name]
-    return found[0] if found else left[0]
+    return quantizeds[0] if quantizeds else left[0]
 
 
 def doubts_of(report):
@@ -45,18 +45,18 @@ def doubts_of(report):
 
 def w4a4(**changed):
     """Return a weight of 4 × 64 in convrot_w4a4."""
-    said = {"format": "convrot_w4a4", "convrot_groupsize": 64}
-    return {"a.weight": int8_codes(4, 32), "a.weight_scale": torch.ones(4), "a.comfy_quant": label(**said)} | changed
+    fields = {"format": "convrot_w4a4", "convrot_groupsize": 64}
+    return {"a.weight": int8_codes(4, 32), "a.weight_scale": torch.ones(4), "a.comfy_quant": label(**fields)} | changed
 
 
 def w4a8(**changed):
     """Return a weight of 4 × 64 in asym_w4a8_int8."""
-    said = {"format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 64}
+    fields = {"format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 64}
     return {
         "a.weight": int8_codes(4, 32),
         "a.weight_s_rel": torch.ones(4, 4),
         "a.weight_s_channel": torch.ones(4),
-        "a.comfy_quant": label(**said),
+        "a.comfy_quant": label(**fields),
     } | changed
 
 
@@ -323,14 +323,14 @@ def test_supported_tensors_are_recognized(tmp_path, format, tensors, shape):
 
 def test_inspection_reports_flat_codes_without_a_shape(tmp_path):
     report = quanterr.inspect(store(tmp_path / "quantized.safetensors", flat()))
-    found = [finding.message for finding in report.findings if "its shape is not stored" in finding.message]
+    messages = [finding.message for finding in report.findings if "its shape is not stored" in finding.message]
 
-    assert found
+    assert messages
 
 
 def test_label_gives_flat_codes_a_shape(tmp_path):
-    said = label(format="bnb_nf4", orig_shape=[4, 32])
-    report = quanterr.inspect(store(tmp_path / "quantized.safetensors", flat(**{"a.comfy_quant": said})))
+    labels = label(format="bnb_nf4", orig_shape=[4, 32])
+    report = quanterr.inspect(store(tmp_path / "quantized.safetensors", flat(**{"a.comfy_quant": labels})))
 
     assert [("ctq_nf4", [4, 32])] == [(weight.format, weight.shape) for weight in report.weights]
 
@@ -342,8 +342,8 @@ class TestDoubts:
         assert [doubt for doubt in weight.warnings if "ComfyUI 0.30 leaves it out" in doubt]
 
     def test_group_size_contradicted_by_shapes_is_doubted(self, tmp_path):
-        said = label(format="awq_w4a16", group_size=32)
-        weight = recognized(tmp_path, awq(**{"a.comfy_quant": said}), (4, 128))
+        labels = label(format="awq_w4a16", group_size=32)
+        weight = recognized(tmp_path, awq(**{"a.comfy_quant": labels}), (4, 128))
 
         warning = "the comfy_quant tensor declares group_size 32, the shapes 64; the shapes were used"
         assert (warning,) == weight.warnings
@@ -406,14 +406,14 @@ class TestReadings:
     def test_missing_rotation_despite_its_label_is_detected(self, tmp_path):
         x = numbers(64, 256, dtype=torch.float32)
         codes, scale = quantized_rows(x, 127)
-        said = label(format="int8_tensorwise", convrot=True)
-        tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": said}
+        labels = label(format="int8_tensorwise", convrot=True)
+        tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": labels}
         report = compared(tmp_path, {"a.weight": x}, tensors)
 
-        (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+        (finding,) = (each for each in report.findings if each.code == "wrong_convention")
         assert [("int8_convrot", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
-        assert "one scale per row; rotated" in found.evidence["prescribed"]
-        assert found.evidence["snr_db"] < 0 < 35 < found.evidence["snr_db_other"]
+        assert "one scale per row; rotated" in message.evidence["prescribed"]
+        assert message.evidence["snr_db"] < 0 < 35 < message.evidence["snr_db_other"]
         assert report.verdict == "inconclusive"
 
     def test_codes_wrong_in_either_reading_are_inconclusive(self, tmp_path):
@@ -439,10 +439,10 @@ class TestReadings:
         }
         report = compared(tmp_path, {f"{module}.weight": x}, tensors)
 
-        (found,) = (finding for finding in report.findings if finding.code == "wrong_convention")
+        (finding,) = (each for each in report.findings if each.code == "wrong_convention")
         assert [("awq_w4a16", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
-        assert "4-bit codes in groups of 64; rows in order" == found.evidence["prescribed"]
-        assert "4-bit codes in groups of 64; rows interleaved by 6" == found.evidence["other"]
+        assert "4-bit codes in groups of 64; rows in order" == finding.evidence["prescribed"]
+        assert "4-bit codes in groups of 64; rows interleaved by 6" == finding.evidence["other"]
 
 
 def one_and_orig(n):
@@ -465,7 +465,7 @@ class TestFoldedSmoothing:
         report = quanterr.inspect(store(tmp_path / "quantized.safetensors", tensors))
         weight = recognized(tmp_path, tensors, (384, 128), f"t.{fused}.weight")
 
-        assert {"nunchaku_int4"} == {found.format for found in report.weights}
+        assert {"nunchaku_int4"} == {weight.format for weight in report.weights}
         assert f"V rows times t.{after}.smooth_orig" in weight.evidence[0]
 
     def test_folded_smoothing_with_another_row_count_is_refused(self, tmp_path):
@@ -517,7 +517,7 @@ class TestBias:
 
 def test_layers_in_every_layout_share_a_workspace(tmp_path):
     """Parts held for one layer are not taken for those of the next."""
-    stored, shapes, own = {}, {}, {}
+    stored, shapes, parts = {}, {}, {}
     for n in range(2):
         for format, (tensors, shape) in TAKEN.items():
             module = f"{format}{n}"
@@ -529,13 +529,13 @@ def test_layers_in_every_layout_share_a_workspace(tmp_path):
     workspace = Workspace()
     with planned(store(tmp_path / "x.safetensors", shapes), store(tmp_path / "y.safetensors", stored)) as plan:
         for pair in plan.pairs:
-            own[pair.name] = dequantized(pair.quantized)
+            parts[pair.name] = dequantized(pair.quantized)
         for _ in range(2):
             for pair in plan.pairs:
                 rows = Cut(*pair.quantized.matrix, ALL_ROWS)[0]
 
-                assert same_bits(own[pair.name], chunk_of(pair.quantized, rows, workspace)), pair.name
-    assert shapes.keys() == own.keys()
+                assert same_bits(parts[pair.name], chunk_of(pair.quantized, rows, workspace)), pair.name
+    assert shapes.keys() == parts.keys()
 
 
 def test_tiled_svdquant_equals_svdquant_in_order(tmp_path):
@@ -557,15 +557,15 @@ def test_tiled_svdquant_equals_svdquant_in_order(tmp_path):
         "a.proj_up": up.reshape(2, 128, 5).transpose(0, 2, 1),
     }
     tiled = plain | {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in packed.items()}
-    found = []
+    reports = []
     for number, tensors in enumerate((plain, tiled)):
         folder = tmp_path / str(number)
         folder.mkdir()
         original = store(folder / "original.safetensors", {"a.weight": torch.zeros(256, 128)})
         with planned(original, store(folder / "quantized.safetensors", tensors)) as plan:
-            found.append(dequantized(plan.pairs[0].quantized, 100 * 128))
+            reports.append(dequantized(plan.pairs[0].quantized, 100 * 128))
 
-    assert same_bits(*found)
+    assert same_bits(*reports)
 
 
 class TestBundles:

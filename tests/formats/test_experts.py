@@ -43,11 +43,11 @@ class TestStack:
         for sums in (summed(x, y, size, wide), Sums.merge(summed_by_chunk(x, y, size, wide))):
             assert list(range(4)) == sorted(sums.matrices)
             for expert in range(4):
-                found = sums.matrices[expert]
+                matrix = sums.matrices[expert]
                 e = (y[expert] - x[expert]).double()
-                assert as_float(found.x_sq) == pytest.approx(float((x[expert].double() ** 2).sum()), rel=FEW)
-                assert as_float(found.e_sq) == pytest.approx(float((e**2).sum()), rel=FEW)
-                assert found.e_max == float(e.abs().max())
+                assert as_float(matrix.x_sq) == pytest.approx(float((x[expert].double() ** 2).sum()), rel=FEW)
+                assert as_float(matrix.e_sq) == pytest.approx(float((e**2).sum()), rel=FEW)
+                assert matrix.e_max == float(e.abs().max())
 
     def test_single_matrix_or_convolution_has_no_experts(self):
         for shape in ((64, 64), (64,), (8, 16, 3)):
@@ -70,13 +70,13 @@ class TestStack:
 
 class TestApart:
     def test_worst_expert_stands_for_all(self, apart):
-        found = [(one.layer.layer_name, one.stands_for) for one in pick_worst_layers(apart.layers, 10)]
+        picked = [(pick.layer.layer_name, pick.stands_for) for pick in pick_worst_layers(apart.layers, 10)]
 
         assert 5 == len(apart.layers)
         assert [
             (f"{PLACE}.2.up_proj.weight", "4 experts, the worst"),
             ("model.layers.0.self_attn.q_proj.weight", ""),
-        ] == found
+        ] == picked
 
     def test_table_names_the_worst_expert(self, apart):
         to = io.StringIO()

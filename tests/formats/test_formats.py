@@ -243,11 +243,11 @@ def refused(folder, quantized, metadata=None, config=None, shape=None):
     quantized = {"b.weight": numbers(2, 32), **quantized}
     path = folder / ("quantized" if config else "quantized.safetensors")
     with planned(original, store(path, quantized, metadata, config)) as plan:
-        found = [left for left in plan.leftovers if left.name == "a.weight" and left.side == "quantized"]
+        leftovers = [left for left in plan.leftovers if left.name == "a.weight" and left.side == "quantized"]
 
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
-    assert [left.bucket in (Bucket.ERROR, Bucket.UNSUPPORTED) for left in found] == [True]
-    return found[0].reason
+    assert [left.bucket in (Bucket.ERROR, Bucket.UNSUPPORTED) for left in leftovers] == [True]
+    return leftovers[0].reason
 
 
 CODES, INT8 = fp8_codes(4, 40), int8_codes(4, 40)
@@ -432,13 +432,13 @@ class TestBlocks:
         if group_size:
             format = "float8_e4m3fn_blockwise" if kind == "fp8" else "int8_blockwise"
             tensors["a.comfy_quant"] = label(format=format, group_size=group_size)
-        said = {"quantization_config": {"weight_block_size": config}} if config else None
-        path = tmp_path / ("quantized" if said else "quantized.safetensors")
+        config_json = {"quantization_config": {"weight_block_size": config}} if config else None
+        path = tmp_path / ("quantized" if config_json else "quantized.safetensors")
         repeated = scale.numpy().repeat(edges[0], 0).repeat(edges[1], 1)[: shape[0], : shape[1]]
         plain = codes.float().numpy() * repeated
         with planned(
             store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(shape)}),
-            store(path, tensors, config=said),
+            store(path, tensors, config=config_json),
         ) as plan:
             weight = plan.pairs[0].quantized
             actual = dequantized(weight)
@@ -490,9 +490,9 @@ class TestBlocks:
             store(tmp_path / "original.safetensors", original),
             store(tmp_path / "quantized.safetensors", quantized),
         ) as plan:
-            found = {pair.name: pair.quantized.block_size for pair in plan.pairs}
+            block_sizes = {pair.name: pair.quantized.block_size for pair in plan.pairs}
 
-        assert dict.fromkeys(original, (128, 128)) == found
+        assert dict.fromkeys(original, (128, 128)) == block_sizes
 
     @pytest.mark.parametrize("scale", [(40,), (40, 1)])
     @pytest.mark.parametrize("codes", [fp8_codes(40, 40), int8_codes(40, 40)], ids=["fp8", "int8"])
@@ -512,12 +512,12 @@ class TestBlocks:
     def test_wrong_label_does_not_turn_rows_into_blocks(self, tmp_path):
         scales = torch.arange(1.0, 25.0)
         codes = fp8_codes(24, 40)
-        said = label(format="float8_e4m3fn_blockwise", group_size=64)
+        labels = label(format="float8_e4m3fn_blockwise", group_size=64)
         with planned(
             store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(24, 40)}),
             store(
                 tmp_path / "quantized.safetensors",
-                {"a.weight": codes, "a.weight_scale": scales, "a.comfy_quant": said},
+                {"a.weight": codes, "a.weight_scale": scales, "a.comfy_quant": labels},
             ),
         ) as plan:
             weight = plan.pairs[0].quantized
@@ -566,14 +566,14 @@ class TestContradictoryLabels:
         tensors = {"a.weight": codes, "a.weight_scale": ONE}
         if where != "header":
             tensors["a.comfy_quant"] = label(format=format)
-        said = header({"a": {"format": format}}) if where == "header" else None
-        report = compared(tmp_path, {"a.weight": codes.float() * ONE}, tensors, said)
-        own = "int8" if codes.dtype == torch.int8 else "float8"
+        metadata = header({"a": {"format": format}}) if where == "header" else None
+        report = compared(tmp_path, {"a.weight": codes.float() * ONE}, tensors, metadata)
+        stored_type = "int8" if codes.dtype == torch.int8 else "float8"
         stored = {torch.int8: "I8", FP8: "F8_E4M3"}[codes.dtype]
-        told = f"a.weight: {where} declares {format}, but the codes are {stored} [4, 40]: read as stored"
+        message = f"a.weight: {where} declares {format}, but the codes are {stored} [4, 40]: read as stored"
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
-        assert ([] if format.startswith(own) else [told]) == doubts_of(report)
+        assert ([] if format.startswith(stored_type) else [message]) == doubts_of(report)
 
     @pytest.mark.parametrize(
         ("format", "scale", "says"),
@@ -595,10 +595,10 @@ class TestContradictoryLabels:
         codes = int8_codes(4, 64) if format.startswith("int8") else fp8_codes(4, 64)
         tensors = {"a.weight": codes, "a.weight_scale": torch.ones(scale), "a.comfy_quant": label(format=format)}
         report = compared(tmp_path, {"a.weight": codes.float()}, tensors)
-        told = doubts_of(report)
+        doubts = doubts_of(report)
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
-        assert told == [] if says is None else says in told[0]
+        assert doubts == [] if says is None else says in doubts[0]
 
     @pytest.mark.parametrize(
         ("tensor", "in_header", "disagree"),
@@ -618,10 +618,10 @@ class TestContradictoryLabels:
         codes, usual = int8_codes(4, 256), {"format": "int8_tensorwise"}
         tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(**usual | tensor)}
         report = compared(tmp_path, {"a.weight": codes.float()}, tensors, header({"a": usual | in_header}))
-        told = [f.message for f in report.findings if "labels disagree" in f.message]
+        messages = [f.message for f in report.findings if "labels disagree" in f.message]
 
-        assert disagree == bool(told)
-        assert all("but ComfyUI follows the header" in message for message in told)
+        assert disagree == bool(messages)
+        assert all("but ComfyUI follows the header" in message for message in messages)
 
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
     def test_label_for_a_known_but_unsupported_layout_is_refused(self, tmp_path, dtype):
@@ -668,11 +668,11 @@ class TestAllZeroLayers:
         tensors = {"a.weight": torch.zeros(41, 100, dtype=torch.int8), "a.weight_scale": torch.ones(scale)}
         tensors["a.comfy_quant"] = label(format="int8_tensorwise", **fields)
         report = compared(tmp_path, original, tensors)
-        told = [message for message in doubts_of(report) if "fits no known layout: read as zeros" in message]
+        doubts = [message for message in doubts_of(report) if "fits no known layout: read as zeros" in message]
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
         assert report.verdict == "pass"
-        assert len(told) == 1
+        assert len(doubts) == 1
 
     @pytest.mark.parametrize("place", [0, 4099, (1 << 20) + 3])
     def test_misfitting_scale_is_refused_where_a_code_is_not_zero(self, tmp_path, place):
@@ -700,9 +700,9 @@ def test_codes_and_scales_may_lie_at_odd_offsets(tmp_path):
     quantized.write_bytes(struct.pack("<Q", len(packed)) + packed + data)
     tensors = {"a.weight": torch.zeros(5, 7), "odd": torch.zeros(3, dtype=torch.uint8)}
     with planned(store(tmp_path / "original.safetensors", tensors), quantized) as plan:
-        found = {pair.name: dequantized(pair.quantized, 3) for pair in plan.pairs}
+        values = {pair.name: dequantized(pair.quantized, 3) for pair in plan.pairs}
 
-    assert same_bits(codes.float() * scale[:, None], found["a.weight"])
+    assert same_bits(codes.float() * scale[:, None], values["a.weight"])
 
 
 def test_workspace_serves_weights_with_different_sizes_and_formats(tmp_path):
@@ -759,10 +759,10 @@ def test_label_on_plain_numbers_is_reported(tmp_path, fields):
     """The label means codes, but the tensor holds numbers: a runtime that obeys the label reads something else."""
     x = numbers(4, 32)
     report = compared(tmp_path, {"a.weight": x}, {"a.weight": x, "a.comfy_quant": label(**fields)})
-    told = [f.message for f in report.findings if f.severity == "warning" and "stored as BF16" in f.message]
+    messages = [f.message for f in report.findings if f.severity == "warning" and "stored as BF16" in f.message]
 
     assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 def test_every_reference_names_a_commit_or_a_release():

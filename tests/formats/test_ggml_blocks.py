@@ -58,7 +58,9 @@ def test_gptqmodel_stores_blocks_in_rows(tmp_path, kind, bits, name):
     raw, values = stored_in_gguf(kind)
     report = compared(tmp_path, values, {f"{NAME}.qweight": raw}, method(bits, name))
 
-    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [(one.layer_name, one.format) for one in report.lossless]
+    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [
+        (layer.layer_name, layer.format) for layer in report.lossless
+    ]
     assert [] == report.not_compared
 
 
@@ -67,7 +69,9 @@ def test_modelopt_has_an_axis_for_the_block_bytes(tmp_path, kind, n_bytes):
     raw, values = stored_in_gguf(kind)
     report = compared(tmp_path, values, {f"{NAME}.weight": raw.view(len(raw), -1, n_bytes)}, layer(kind, n_bytes))
 
-    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [(one.layer_name, one.format) for one in report.lossless]
+    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [
+        (layer.layer_name, layer.format) for layer in report.lossless
+    ]
     assert [] == report.not_compared
 
 
@@ -107,8 +111,8 @@ def test_damaged_scale_is_noticed(tmp_path):
     (tmp_path / "broken").mkdir()
     broken = compared(tmp_path / "broken", values, {f"{NAME}.qweight": raw}, method(8, "q_0"))
 
-    assert set() == {found.severity for found in sound.findings} & {"warning", "error"}
-    assert {found.layer for found in broken.findings if found.severity != "info"} == {f"{NAME}.weight"}
+    assert set() == {finding.severity for finding in sound.findings} & {"warning", "error"}
+    assert {finding.layer for finding in broken.findings if finding.severity != "info"} == {f"{NAME}.weight"}
 
 
 @pytest.mark.parametrize("layers", [["a"], "a", None, {"a": "b"}])
@@ -116,4 +120,4 @@ def test_layers_without_a_block_declaration_are_plain(tmp_path, layers):
     values = torch.randn(4, 64, generator=torch.manual_seed(0))
     report = compared(tmp_path, values, {f"{NAME}.weight": values}, {"quantized_layers": layers})
 
-    assert [f"{NAME}.weight"] == [one.layer_name for one in report.lossless]
+    assert [f"{NAME}.weight"] == [layer.layer_name for layer in report.lossless]

@@ -127,18 +127,18 @@ def reasons(folder, *tensors, shape=(2, 64)):
 
 @pytest.mark.parametrize("dtype", ["Q4_0", "MXFP4"])
 def test_unexpected_scale_is_refused(tmp_path, dtype):
-    found = reasons(tmp_path, Stored("a.weight", dtype, (2, 64)), Stored("a.scale", "F32", (1,)))
+    refused = reasons(tmp_path, Stored("a.weight", dtype, (2, 64)), Stored("a.scale", "F32", (1,)))
 
-    assert f"stored as gguf_{dtype.lower()} ({dtype}), but unused: a.scale" == found
+    assert f"stored as gguf_{dtype.lower()} ({dtype}), but unused: a.scale" == refused
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (64,), (2, 1)])
 def test_scale_must_be_single_or_one_per_expert(tmp_path, shape):
-    found = reasons(tmp_path, Stored("a.weight", "NVFP4", (2, 64)), Stored("a.scale", "F32", shape))
+    refused = reasons(tmp_path, Stored("a.weight", "NVFP4", (2, 64)), Stored("a.scale", "F32", shape))
 
     assert (
         f"scale a.scale (F32 {list(shape)}) should be one number or one per expert of a weight of shape [2, 64]"
-        in found
+        in refused
     )
 
 
@@ -154,16 +154,16 @@ def test_second_nvfp4_scale_is_refused(tmp_path):
 
 def test_nvfp4_scale_may_have_the_name_from_other_converters(tmp_path):
     blocks = RNG.integers(0, 256, 2 * 36).astype(np.uint8).tobytes()
-    found = {}
+    values = {}
     for name in ("a.scale", "a.weight.scale"):
         tensors = Stored("a.weight", "NVFP4", (2, 64), blocks), Stored(name, "F32", (1,), struct.pack("<f", 0.3))
         path = write_gguf(tmp_path / f"{name}.gguf", tensors)
         with planned(write(tmp_path / "x.safetensors", {"a.weight": weights(2, 64)}), path) as plan:
-            found[name] = plan.pairs[0].quantized
-            found[name, "values"] = dequantized(found[name])
+            values[name] = plan.pairs[0].quantized
+            values[name, "values"] = dequantized(values[name])
 
-    assert same_bits(found["a.scale", "values"], found["a.weight.scale", "values"])
-    assert [(), 1] == [found["a.scale"].warnings, len(found["a.weight.scale"].warnings)]
+    assert same_bits(values["a.scale", "values"], values["a.weight.scale", "values"])
+    assert [(), 1] == [values["a.scale"].warnings, len(values["a.weight.scale"].warnings)]
 
 
 # The largest error of right readings

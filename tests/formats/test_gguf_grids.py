@@ -37,5 +37,7 @@ def test_seven_bit_signs_equal_the_gguf_package(quants):
 def test_file_is_up_to_date_with_make_gguf_grids(quants):
     import make_gguf_grids
 
-    made, there = (text.split('"""', 2)[2] for text in (make_gguf_grids.module(), make_gguf_grids.FILE.read_text()))
-    assert made == there
+    made, checked_in = (
+        text.split('"""', 2)[2] for text in (make_gguf_grids.module(), make_gguf_grids.FILE.read_text())
+    )
+    assert made == checked_in

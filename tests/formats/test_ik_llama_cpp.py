@@ -70,7 +70,7 @@ class TestDamage:
         raw = rows_of(kind)
         report = quanterr.compare(original_of(tmp_path, kind, raw), written(tmp_path, kind, raw), device="cpu")
 
-        assert [("w", "ggml." + kind.lower())] == [(one.layer_name, one.quantized_dtype) for one in report.layers]
+        assert [("w", "ggml." + kind.lower())] == [(layer.layer_name, layer.quantized_dtype) for layer in report.layers]
         assert "nonfinite_quantized" not in gravest(report)
         assert 30 < report.layers[0].snr_db < 34
 
@@ -99,7 +99,11 @@ class TestDamage:
 
     def test_type_with_another_size_is_refused(self, tmp_path, kind):
         raw, size = rows_of(kind), OF_NAME[kind].count_bytes(SHAPE)
-        others = [one for one in OF_NAME.values() if one.count_bytes(SHAPE) != size and one.number not in IN_FORKS]
+        others = [
+            other_type
+            for other_type in OF_NAME.values()
+            if other_type.count_bytes(SHAPE) != size and other_type.number not in IN_FORKS
+        ]
         for other in others[::7]:
             with pytest.raises(CheckpointError, match=r"overlap|belong to no tensor|truncated"):
                 open_checkpoint(written(tmp_path, other.name, raw))
@@ -124,12 +128,12 @@ def test_stacked_experts_are_read_in_order(tmp_path):
     raw = rows_of("IQ4_KS_R4", (24, 512))
     whole = Stored("w", "IQ4_KS_R4", (3, 8, 512), raw.tobytes())
     alone = Stored("w", "IQ4_KS_R4", (24, 512), raw.tobytes())
-    found = []
+    values = []
     for tensor in (whole, alone):
         with open_checkpoint(write_gguf(tmp_path / "y.gguf", [tensor])) as checkpoint:
-            found.append(dequantized(CheckpointSide("y", checkpoint).recognize("w", tensor.shape)).clone())
+            values.append(dequantized(CheckpointSide("y", checkpoint).recognize("w", tensor.shape)).clone())
 
-    assert same_bits(*found)
+    assert same_bits(*values)
 
 
 def test_another_shape_from_comfyui_is_an_error(tmp_path):
@@ -160,4 +164,4 @@ def test_llama_quantize_is_only_proposed_for_types_it_knows(tmp_path, kind, is_c
     )
     words = list_words(quanterr.compare(original, quantized, device="cpu"), [name])
 
-    assert is_command == next(one.is_command for one in words if one.program == "llama-quantize")
+    assert is_command == next(word.is_command for word in words if word.program == "llama-quantize")

@@ -449,10 +449,10 @@ class TestCtPack:
     def test_ct_pack_configuration_with_other_bits_is_reported(self, tmp_path):
         made = Made(40, 192, 32, 4)
         _, actual = read(tmp_path, made.values, ct_pack(made), ct_config(3, 32))
-        found = quanterr.inspect(tmp_path / "quantized").findings
+        findings = quanterr.inspect(tmp_path / "quantized").findings
 
         says = "config.json declares codes of 3 bits, but codes of 4 bits are stored for 1 weight: a.weight"
-        assert [says] == [finding.message for finding in found]
+        assert [says] == [finding.message for finding in findings]
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize("zeros", [True, False])
@@ -655,9 +655,9 @@ class TestQuark:
             arrays["a.weight_zero_point"] = pack(made.zeros.T ^ flip)
         weight = {"dtype": dtype, "group_size": size, "qscheme": "per_group"}
         config = {"quant_method": "quark", "global_quant_config": {"weight": weight}, "export": {"pack_method": method}}
-        found, actual = read(tmp_path, made.values, arrays, config)
+        number, actual = read(tmp_path, made.values, arrays, config)
 
-        assert ("quark_int4", ()) == (found.format, found.warnings)
+        assert ("quark_int4", ()) == (number.format, number.warnings)
         assert same_bits(made.values, actual)
 
     @pytest.mark.parametrize(("rows", "cols"), [(16, 64), (72, 100)])
@@ -851,10 +851,10 @@ class TestRefused:
     def test_unsupported_layout_is_refused(self, tmp_path, arrays, says):
         x = store(tmp_path / "x.safetensors", {"a.weight": MADE.values})
         with planned(x, store(tmp_path / "y.safetensors", tensors_of(arrays))) as plan:
-            pairs, found = plan.pairs, {left.reason for left in plan.leftovers if left.name == "a.weight"}
+            pairs, reasons = plan.pairs, {left.reason for left in plan.leftovers if left.name == "a.weight"}
 
         assert pairs == []
-        assert [says in reason for reason in found] == [True], found
+        assert [says in reason for reason in reasons] == [True], reasons
 
     @pytest.mark.parametrize("two_of_four", [True, False])
     def test_mask_that_marks_more_than_is_stored_is_refused(self, tmp_path, two_of_four):
@@ -899,9 +899,9 @@ class TestContradictions:
     )
     def test_configuration_that_contradicts_the_tensors_is_reported(self, tmp_path, config, says):
         _, actual = read(tmp_path, MADE.values, GPTQ, GPTQ_V2 | config)
-        found = quanterr.inspect(tmp_path / "quantized").findings
+        findings = quanterr.inspect(tmp_path / "quantized").findings
 
-        assert [f"config.json declares {says}"] == [finding.message for finding in found]
+        assert [f"config.json declares {says}"] == [finding.message for finding in findings]
         assert same_bits(MADE.values, actual)
 
     @pytest.mark.parametrize("key", ["dynamic", "extra_config"])

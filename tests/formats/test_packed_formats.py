@@ -101,8 +101,8 @@ class TestMLX:
         assert "config.json declares no layer of 8 bits in groups of 32" in weight.warnings[0]
 
     def test_mlx_layer_may_have_another_name_in_config_json(self, tmp_path):
-        said = mlx_config(bits=4, group_size=64, **{"language_model.model.a": {"bits": 8, "group_size": 32}})
-        weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=said)
+        config = mlx_config(bits=4, group_size=64, **{"language_model.model.a": {"bits": 8, "group_size": 32}})
+        weight = weight_of(tmp_path, (4, 256), mlx(8, 32), config=config)
 
         assert weight.warnings == ()
 
@@ -115,8 +115,8 @@ class TestMLX:
         assert (weight.code_bits, weight.shape) == (4, (128, 512))
 
     def test_mlx_default_group_raises_no_doubt(self, tmp_path):
-        said = mlx_config(bits=4, group_size=None, a={"bits": 4, "group_size": None})
-        weight = weight_of(tmp_path, (4, 256), mlx(4, 64), config=said)
+        config = mlx_config(bits=4, group_size=None, a={"bits": 4, "group_size": None})
+        weight = weight_of(tmp_path, (4, 256), mlx(4, 64), config=config)
 
         assert ((1, 64), ()) == (weight.block_size, weight.warnings)
 
@@ -157,7 +157,10 @@ class TestMLX:
         store(path / "jangtq_runtime.safetensors", {"signs.64.42": torch.ones(64)})
         report = quanterr.compare(GOLDEN / "jangtq" / "layers.expected.safetensors", path, device="cpu")
 
-        assert ([], []) == (report.not_compared, [each.code for each in report.findings if each.code == "unread_file"])
+        assert ([], []) == (
+            report.not_compared,
+            [finding.code for finding in report.findings if finding.code == "unread_file"],
+        )
         assert all(layer.snr_db > 120 for layer in report.layers)  # the file's values are rounded to float32
 
     def test_mlx_single_possibility_is_taken_without_original_and_config_json(self, tmp_path):
@@ -245,7 +248,7 @@ def test_damaged_bitsandbytes_table_is_compared_and_doubted(tmp_path, table):
     report = quanterr.compare(x, y, device="cpu")
 
     assert (6 * 40, None) == (report.layers[0].tensor_elements, report.layers[0].attainable_snr_db)
-    assert [one for one in report.findings if "is not the nf4 table" in one.message]
+    assert [finding for finding in report.findings if "is not the nf4 table" in finding.message]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
@@ -619,8 +622,12 @@ def test_ambiguous_quanto_width_follows_config_or_original(tmp_path, config):
 def test_torchao_parameters_may_have_any_name(tmp_path):
     stack = numbers(3, 40, 64).float()
     parts = {"experts._up_proj_qdata": fp8_codes(3, 40, 64), "experts._up_proj_scale": torch.full((3, 40, 1), 0.5)}
-    told = {"_type": "Float8Tensor", "_data": {"block_size": [1, 1, 64]}, "_tensor_data_names": ["qdata", "scale"]}
-    report = compared(tmp_path, {"experts.up_proj": stack}, parts, {"experts.up_proj": json.dumps(told)})
+    description = {
+        "_type": "Float8Tensor",
+        "_data": {"block_size": [1, 1, 64]},
+        "_tensor_data_names": ["qdata", "scale"],
+    }
+    report = compared(tmp_path, {"experts.up_proj": stack}, parts, {"experts.up_proj": json.dumps(description)})
 
     assert [] == report.not_compared
     assert ["torchao_fp8"] == [layer.format for layer in report.layers]
@@ -643,11 +650,11 @@ class TestUndeclared:
         path = GOLDEN / case
         report = quanterr.compare(f"{path}.expected.safetensors", path / "model.safetensors", device="cpu")
         small = [layer for layer in report.layers if layer.relative_error > 1e-5]
-        found = {layer.format for layer in (*report.layers, *report.lossless)}
+        formats = {layer.format for layer in (*report.layers, *report.lossless)}
 
-        assert ([], {format}) == (small, found)
+        assert ([], {format}) == (small, formats)
         assert "pass" == report.verdict
-        assert not [one for one in report.findings if one.code == "ambiguous_layout"]
+        assert not [finding for finding in report.findings if finding.code == "ambiguous_layout"]
 
     def test_e5m3_scales_are_not_exponents(self, tmp_path):
         weight = {"dtype": "fp4", "group_size": 32, "scale_format": "e5m3"}
@@ -681,9 +688,9 @@ class TestW4afp8:
 
     def test_w4afp8_other_layers_are_fp8(self, tmp_path):
         fp8 = {"b.weight": torch.ones(128, 128).to(torch.float8_e4m3fn), "b.weight_scale_inv": torch.ones(1, 1)}
-        found = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
+        inspection = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
 
-        assert ({"w4afp8", "fp8_tensor"}, []) == (set(found.formats), found.findings)
+        assert ({"w4afp8", "fp8_tensor"}, []) == (set(inspection.formats), inspection.findings)
 
 
 def test_sdnq_tables_are_recognized_by_their_shape(tmp_path):
@@ -692,9 +699,11 @@ def test_sdnq_tables_are_recognized_by_their_shape(tmp_path):
     values = load_file(GOLDEN / "sdnq" / "codebooks.expected.safetensors")
     path = store(tmp_path / "alone.safetensors", tensors)
     with planned(store(tmp_path / "original.safetensors", values), path) as plan:
-        found = {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
+        decoded = {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
 
-    assert [] == [name for name, value in values.items() if name != "svd.weight" and not same_bits(value, found[name])]
+    assert [] == [
+        name for name, value in values.items() if name != "svd.weight" and not same_bits(value, decoded[name])
+    ]
     reasons = {weight.name: weight.reason for weight in quanterr.inspect(path).weights if weight.reason}
     assert {"t_uint4.weight"} == set(reasons)
     assert "is unknown: give an original" in reasons["t_uint4.weight"]
@@ -715,10 +724,10 @@ def test_misfitting_paroquant_parts_are_refused(tmp_path, role, change, says):
     tensors = load_file(GOLDEN / "paroquant" / "layers" / "model.safetensors")
     tensors[f"a.{role}"] = change(tensors[f"a.{role}"]).contiguous()
     config = {"quantization_config": {"quant_method": "paroquant"}}
-    found = {one.name: one.reason for one in inspect(store(tmp_path / "y", tensors, config=config)).weights}
+    reasons = {weight.name: weight.reason for weight in inspect(store(tmp_path / "y", tensors, config=config)).weights}
 
-    assert says in found["a.weight"]
-    assert not found["b.weight"]
+    assert says in reasons["a.weight"]
+    assert not reasons["b.weight"]
 
 
 @pytest.mark.parametrize(
@@ -733,10 +742,10 @@ def test_misfitting_qqq_parts_are_refused(tmp_path, role, change, says):
     tensors = load_file(GOLDEN / "qqq" / "layers" / "model.safetensors")
     tensors[f"groups.{role}"] = change(tensors[f"groups.{role}"]).contiguous()
     config = {"quantization_config": {"quant_method": "qqq"}}
-    found = {one.name: one.reason for one in inspect(store(tmp_path / "y", tensors, config=config)).weights}
+    reasons = {weight.name: weight.reason for weight in inspect(store(tmp_path / "y", tensors, config=config)).weights}
 
-    assert says in found["groups.weight"]
-    assert not found["channel.weight"]
+    assert says in reasons["groups.weight"]
+    assert not reasons["channel.weight"]
 
 
 SIDECAR = "model.safetensors.index.json.meta.json"
@@ -763,7 +772,7 @@ def test_misfitting_sinq_parts_are_refused(tmp_path, tensors, said, says):
     settings = json.loads((case / SIDECAR).read_text())
     settings["uint4"]["meta"] |= said or {}
     (path / SIDECAR).write_text(json.dumps(settings if said is not None else settings | {"uint4": {}}))
-    found = {one.name: one.reason for one in inspect(path).weights}
+    reasons = {weight.name: weight.reason for weight in inspect(path).weights}
 
-    assert says in found["uint4.weight"]
-    assert not found["nf4.weight"]
+    assert says in reasons["uint4.weight"]
+    assert not reasons["nf4.weight"]

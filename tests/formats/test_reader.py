@@ -19,7 +19,7 @@ def fixture_weights(tmp_path):
     """Open a BF16 weight and its FP8 version with one scale."""
     paths = pair(tmp_path)
     with open_checkpoint(paths[0]) as floats, open_checkpoint(paths[1]) as codes:
-        sides = [CheckpointSide("checkpoint", one) for one in (floats, codes)]
+        sides = [CheckpointSide("checkpoint", weight) for weight in (floats, codes)]
         for side in sides:
             side.attach_siblings()
         yield tuple(side.recognize(NAME) for side in sides)
@@ -47,10 +47,10 @@ def test_stored_scales_return_after_others_were_tried(weights):
     codes = weights[1]
     with open_reader() as reader:
         reader.read_filled(codes, WHOLE, codes.scale, 0x3F)
-        found = reader.read_scaling(codes, WHOLE)
+        scaling = reader.read_scaling(codes, WHOLE)
 
-        assert found.shift is None
-        assert torch.equal(found.unit, torch.full(SHAPE, reader.read_number(codes.scale)))
+        assert scaling.shift is None
+        assert torch.equal(scaling.unit, torch.full(SHAPE, reader.read_number(codes.scale)))
 
 
 def test_values_follow_a_part_that_is_replaced(weights):

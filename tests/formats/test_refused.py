@@ -44,12 +44,14 @@ class TestUnsupportedLayouts:
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.stored], ids=lambda row: row.name)
     def test_known_but_unread_layouts_are_named_by_their_tensors(self, tmp_path, row):
         report = quanterr.compare(*files(tmp_path, stored_as(row)), device="cpu")
-        told = {item.layer_name: item.reason for item in report.not_compared}
+        reasons = {item.layer_name: item.reason for item in report.not_compared}
 
-        assert told["a.weight"].startswith(f"stored as {row.name}, which is not supported: ")
+        assert reasons["a.weight"].startswith(f"stored as {row.name}, which is not supported: ")
         assert report.verdict == "inconclusive"
-        (found,) = [found.message for found in report.findings if found.code == "identical"]
-        assert found.startswith("nothing that is quantized was compared: 1 weight could not be read, and all that was")
+        (message,) = [message.message for message in report.findings if message.code == "identical"]
+        assert message.startswith(
+            "nothing that is quantized was compared: 1 weight could not be read, and all that was"
+        )
 
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.called], ids=lambda row: row.name)
     @pytest.mark.parametrize("key", SETTINGS)

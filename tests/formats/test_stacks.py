@@ -51,9 +51,9 @@ class TestTransposedStacks:
     def test_recipe_on_stacks_ranks_as_its_file(self, name, tmp_path):
         original = saved(name, tmp_path / "original")
         file = produced(original, tmp_path)
-        found = quanterr.rank(original, [file], against=["int8_row"], layers=["experts"])
+        ranking = quanterr.rank(original, [file], against=["int8_row"], layers=["experts"])
         stacks = [key for key, tensor in stored(original).items() if tensor.dim() == 3]
-        errors = {layer.layer_name: [choice.squared_error for choice in layer.choices] for layer in found.layers}
+        errors = {layer.layer_name: [choice.squared_error for choice in layer.choices] for layer in ranking.layers}
 
         assert set(stacks) <= set(errors)
         for key in stacks:
@@ -65,10 +65,10 @@ class TestTransposedStacks:
         options = {"tokens": ids(tmp_path), "context": CONTEXT, "dtype": "float64"}
         plan = quanterr.plan(original, bits=9.5, to=["int8_row"], layers=["re:experts\\.(gate_up|down)_proj$"])
         plan.save(tmp_path / "plan.json")
-        found = quanterr.evaluate(
+        candidates = quanterr.evaluate(
             original, [produced(original, tmp_path)], against=[str(tmp_path / "plan.json")], **options
         ).candidates
-        file, planned = (one.scores.kld_mean for one in found)
+        file, planned = (candidate.scores.kld_mean for candidate in candidates)
 
         assert len(plan.layers) == 4
         assert 0 < planned == pytest.approx(file, rel=1e-3)  # a few codes at ties
@@ -112,7 +112,9 @@ def test_other_stack_decides_where_shapes_are_square(tmp_path):
         row = matrices["down_proj"].read(1, 2)[0].clone()
 
     assert {"gate_up_proj": (64, 32), "down_proj": (32, 32)} == shapes
-    assert {"gate_up_proj": (64, 32), "down_proj": (32, 32)} == {name: one.shape for name, one in matrices.items()}
+    assert {"gate_up_proj": (64, 32), "down_proj": (32, 32)} == {
+        name: matrix.shape for name, matrix in matrices.items()
+    }
     assert torch.equal(straight["down_proj"][1, 1], row)
 
 
@@ -123,7 +125,7 @@ def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path
     quanterr.evaluation.run.study(
         original, tokens=tokens, context=CONTEXT, dtype="float64", sensitivity=tmp_path / "s.json", sensitivity_chunks=9
     )
-    found = {row["layer_name"]: row["alpha"] for row in json.loads((tmp_path / "s.json").read_text())["weights"]}
+    alphas = {row["layer_name"]: row["alpha"] for row in json.loads((tmp_path / "s.json").read_text())["weights"]}
 
     model = auto_of("qwen3_moe").from_pretrained(original, dtype=torch.float64, experts_implementation="eager").eval()
     experts, generator, scored = model.model.layers[1].mlp.experts, torch.Generator().manual_seed(SEED), 0
@@ -133,7 +135,7 @@ def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path
         labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)[:, 0]
         model.zero_grad()
         (0.5**0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum")).backward()
-        squares = {stack: found + stack.grad.square() for stack, found in squares.items()}
+        squares = {stack: square + stack.grad.square() for stack, square in squares.items()}
         scored += len(labels)
     tensors, wide = stored(original), 24
     for n in range(4):
@@ -145,4 +147,4 @@ def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path
             key = f"model.layers.1.mlp.experts.{n}.{name}.weight"
             of_rows = squares[stack][n, outputs].mean(1) * tensors[key].double().square().sum(1)
             want = float(of_rows.sum()) / scored
-            assert found[key] == pytest.approx(want, rel=FLOAT64), key
+            assert alphas[key] == pytest.approx(want, rel=FLOAT64), key

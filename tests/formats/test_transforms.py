@@ -44,12 +44,12 @@ def test_weights_equal_those_that_compressed_tensors_multiplies_by(case):
     expected = expected_of(case)
     del expected["logits"]
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(FOLDER / case) as quantized:
-        found = Candidate(OriginalWeights(original), quantized)
+        candidate = Candidate(OriginalWeights(original), quantized)
         assert 14 == len(expected)
         for name, weight in expected.items():
             # Two sums in float32 of at most WIDEST products, whose sizes add up to at most the length of the row.
             bound = 2 * WIDEST * ULP * condition(case) * weight.norm(dim=1, keepdim=True)
-            assert bool(((found.get(name) - weight).abs() <= bound).all()), name
+            assert bool(((candidate.get(name) - weight).abs() <= bound).all()), name
 
 
 @pytest.mark.parametrize("case", ["hadamard_blocks", "random_hadamard_inverse"])
@@ -65,11 +65,11 @@ def test_every_part_equals_the_whole(case):
 
 
 def test_inspect_does_not_list_transform_matrices_as_weights():
-    found = quanterr.inspect(FOLDER / "random_hadamard")
+    inspection = quanterr.inspect(FOLDER / "random_hadamard")
 
-    assert {weight.name for weight in found.weights} == set(load_file(ORIGINAL / "model.safetensors"))
-    assert {"fp8_token": 14} == found.activations
-    assert [] == found.findings
+    assert {weight.name for weight in inspection.weights} == set(load_file(ORIGINAL / "model.safetensors"))
+    assert {"fp8_token": 14} == inspection.activations
+    assert [] == inspection.findings
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -100,7 +100,7 @@ def logits(values):
 
 def kld(base, other):
     """Return the mean divergence over the second half of each chunk, as evaluate defines it."""
-    base, other = (each.double()[:, CONTEXT // 2 : -1].log_softmax(-1) for each in (base, other))
+    base, other = (path.double()[:, CONTEXT // 2 : -1].log_softmax(-1) for path in (base, other))
     return float((base.exp() * (base - other)).sum(-1).mean())
 
 
@@ -118,7 +118,7 @@ def test_divergences_equal_the_model_run_by_compressed_tensors(case):
     # The float32 sums of two blocks with seven products each leave d open.
     change = 14 * WIDEST * ULP * float(golden.abs().max()) * condition(case)
     as_run, by_weights = kld(base, golden), kld(base, logits(expected))
-    close = [change * math.sqrt(2 * each) for each in (as_run, by_weights)]
+    close = [change * math.sqrt(2 * logits) for logits in (as_run, by_weights)]
 
     assert "pass" == declared.candidates[0].verdict == alone.candidates[0].verdict
     assert as_run == pytest.approx(declared.candidates[0].scores.kld_mean, abs=close[0])
@@ -199,7 +199,7 @@ def test_unsupported_transform_is_not_compared(case, tensors, transforms, words,
 
 def test_known_matrix_need_not_be_stored(tmp_path):
     path = changed(tmp_path / "quantized", "hadamard", lambda stored: stored.pop(f"{QUERY}.R1_input.weight"))
-    stored, known = (quanterr.compare(ORIGINAL, each) for each in (FOLDER / "hadamard", path))
+    stored, known = (quanterr.compare(ORIGINAL, path) for path in (FOLDER / "hadamard", path))
 
     assert [layer.snr_db for layer in stored.layers] == [layer.snr_db for layer in known.layers]
     assert "pass" == known.verdict
@@ -296,9 +296,9 @@ def test_other_runtime_transforms_are_refused_by_name(location, tmp_path):
 
     assert f"a runtime applies at {location}" in left.reason
     assert Status.INCONCLUSIVE == exit_status(report)
-    found = evaluated(path).candidates[0]
-    assert "inconclusive" == found.verdict
-    assert any(f"R3 ({location})" in reason for reason in found.reasons)
+    candidate = evaluated(path).candidates[0]
+    assert "inconclusive" == candidate.verdict
+    assert any(f"R3 ({location})" in reason for reason in candidate.reasons)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_rotation_is_fused_where_inputs_do_not_undo_it(places, expected):
     with open_checkpoint(ORIGINAL) as original:
         weights = list(OriginalWeights(original).weights.values())
 
-    assert expected == [each.group for each in find_fused_transforms(config, weights)]
+    assert expected == [find_fused_transform.group for find_fused_transform in find_fused_transforms(config, weights)]
 
 
 @pytest.mark.parametrize(("size", "middle"), [(1, 1), (2, 1), (64, 1), (12, 12), (48, 12), (56, 28), (40, 20)])
@@ -327,10 +327,12 @@ def test_hadamard_matrices_are_factored_as_far_as_possible(size, middle):
     base = hadamard.make_table(middle) if middle > 1 else torch.ones(1, 1, dtype=torch.float64)
     signs = torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(size)).double() * 2 - 1
     matrix = signs[:, None] * torch.kron(base, hadamard.make_sylvester(size // middle))
-    found_signs, found = _take_apart(matrix.clone())
+    found_signs, factors = _take_apart(matrix.clone())
 
-    assert len(found) <= middle
-    assert torch.equal(matrix, found_signs[:, None] * torch.kron(found, hadamard.make_sylvester(size // len(found))))
+    assert len(factors) <= middle
+    assert torch.equal(
+        matrix, found_signs[:, None] * torch.kron(factors, hadamard.make_sylvester(size // len(factors)))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -372,10 +374,10 @@ def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path)
     doubts = [finding for finding in report.findings if finding.code == "ambiguous_layout"]
     doubted = {name for finding in doubts for name in finding.evidence["tensors"]}
     tokens = experts.parent / "ids.safetensors"
-    (found,) = quanterr.evaluate(experts, [path], tokens=tokens, context=CONTEXT, dtype="float64").candidates
+    (candidate,) = quanterr.evaluate(experts, [path], tokens=tokens, context=CONTEXT, dtype="float64").candidates
 
     # Rounding a weight to float32 twice changes logits by less than 2^-20, and a divergence by its square.
-    assert 0 <= found.scores.kld_mean < 2.0**-40
+    assert 0 <= candidate.scores.kld_mean < 2.0**-40
     assert "model.layers.0.mlp.gate.weight" in doubted
     assert all(".mlp." in name for name in doubted)
     assert "implausible_error" not in {finding.code for finding in report.findings}
@@ -407,16 +409,19 @@ def test_inputs_to_stacked_transformed_experts_are_not_rounded_unrotated(tmp_pat
         tensors |= {f"{place}.{number}.down_proj.{part}": tensor for part, tensor in codes.items()}
     config = json.loads((FOLDER / "random_hadamard" / "config.json").read_text())
     config["quantization_config"]["transform_config"]["config_groups"]["R4"] |= {"type": "hadamard"}
-    found = {}
+    rounded = {}
     for name, kept in (("transformed", config["quantization_config"]["transform_config"]), ("plain", {})):
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
         config["quantization_config"]["transform_config"] = kept
         (tmp_path / name / "config.json").write_text(json.dumps(config))
-        with open_checkpoint(tmp_path / "original.safetensors") as original, open_checkpoint(tmp_path / name) as own:
-            rounding = Candidate(OriginalWeights(original), own, "declared", "none").rounding
-            found[name] = list(rounding.inputs), rounding.why_not
+        with (
+            open_checkpoint(tmp_path / "original.safetensors") as original,
+            open_checkpoint(tmp_path / name) as candidate_file,
+        ):
+            rounding = Candidate(OriginalWeights(original), candidate_file, "declared", "none").rounding
+            rounded[name] = list(rounding.inputs), rounding.why_not
 
-    assert ([f"{place}.down_proj"], {}) == found["plain"]
-    assert [] == found["transformed"][0]
-    assert "declares a transform of its inputs" in found["transformed"][1][f"{place}.down_proj"]
+    assert ([f"{place}.down_proj"], {}) == rounded["plain"]
+    assert [] == rounded["transformed"][0]
+    assert "declares a transform of its inputs" in rounded["transformed"][1][f"{place}.down_proj"]

@@ -32,9 +32,9 @@ def main() -> int:
         return 0
     defects = 0
     for target in chosen:
-        found = run(target, given.n, given.first, given.jobs, Limits(given.seconds, given.memory), given.saved)
-        print("\n".join(lines_of(target, found)), flush=True)
-        defects += sum(found.defects.values())
+        finished = run(target, given.n, given.first, given.jobs, Limits(given.seconds, given.memory), given.saved)
+        print("\n".join(lines_of(target, finished)), flush=True)
+        defects += sum(finished.defects.values())
     if defects:
         print(f"{defects:,} defects; the inputs are in {given.saved}: python -m fuzz TARGET --input FILE")
     return 1 if defects else 0

@@ -69,13 +69,13 @@ def check_index(raw: bytes) -> str:
     (place / INDEX).write_bytes(raw)
     try:
         with open_checkpoint(place) as checkpoint:
-            found = {name: entry.file.path for name, entry in checkpoint.entries.items()}
+            paths = {name: entry.file.path for name, entry in checkpoint.entries.items()}
     except QuanterrError as error:
         return refusal(error)
-    told = json.loads(raw)["weight_map"]
-    require(all(path.parent == place for path in found.values()), f"opened {found!a}")
-    require({name: found[name].name for name in told} == told, f"index {told!a}, found {found!a}")
-    return f"taken, {'lists all' if len(told) == len(found) else 'leaves some out'}"
+    weight_map = json.loads(raw)["weight_map"]
+    require(all(path.parent == place for path in paths.values()), f"opened {paths!a}")
+    require({name: paths[name].name for name in weight_map} == weight_map, f"index {weight_map!a}, found {paths!a}")
+    return f"taken, {'lists all' if len(weight_map) == len(paths) else 'leaves some out'}"
 
 
 # Configurations and labels
@@ -84,7 +84,7 @@ def check_index(raw: bytes) -> str:
 @cache
 def seeds() -> list[dict[str, bytes]]:
     """Return files of small checkpoints of all formats, each with the weights that it holds."""
-    found = []
+    seeds_found = []
     for expected in sorted(GOLDEN.glob("*/*.expected.safetensors")):
         name = expected.name.removesuffix(".expected.safetensors")
         files = {EXPECTED: expected.read_bytes()}
@@ -95,15 +95,19 @@ def seeds() -> list[dict[str, bytes]]:
             paths = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
             files |= {path.name if place.is_dir() else "model" + path.suffix: path.read_bytes() for path in paths}
         if len(files) > 1 and sum(map(len, files.values())) <= LARGEST_SEED:
-            found.append(files)
-    return found
+            seeds_found.append(files)
+    return seeds_found
 
 
 @cache
 def small_seeds() -> list[dict[str, bytes]]:
     """Return the seeds without an original and with a short header, which are mostly metadata."""
-    found = [{name: raw for name, raw in files.items() if name != EXPECTED} for files in seeds()]
-    return [files for files in found if len(_header(files.get("model.safetensors", b""))) in range(1, LONGEST_HEADER)]
+    without_original = [{name: raw for name, raw in files.items() if name != EXPECTED} for files in seeds()]
+    return [
+        files
+        for files in without_original
+        if len(_header(files.get("model.safetensors", b""))) in range(1, LONGEST_HEADER)
+    ]
 
 
 def _header(raw: bytes) -> bytes:
@@ -317,12 +321,12 @@ def check_labels(raw: bytes) -> str:
     """Check that a checkpoint is inspected or refused."""
     _, place = unzipped(raw)
     try:
-        found = inspect.__wrapped__(place)  # errors keep the place where they were raised
+        inspection = inspect.__wrapped__(place)  # errors keep the place where they were raised
     except QuanterrError as error:
         return refusal(error)
-    told = json.loads(found.to_json())
-    require(len(told["weights"]) <= told["tensors"], "more weights than tensors")
-    return "inspected: " + ", ".join(sorted(told["formats"]))
+    document = json.loads(inspection.to_json())
+    require(len(document["weights"]) <= document["tensors"], "more weights than tensors")
+    return "inspected: " + ", ".join(sorted(document["formats"]))
 
 
 # Comparisons
@@ -344,14 +348,14 @@ def check_comparison(raw: bytes) -> str:
 
 def _accounted(report: Report, *sides: Checkpoint) -> None:
     buckets = (report.coverage.original, report.coverage.quantized)
-    for side, found in zip(sides, buckets, strict=True):
-        require(sum(size.tensors for size in found.values()) == len(side.entries), f"{len(side.entries)} in {found}")
-        require(sum(size.bytes for size in found.values()) == side.nbytes, f"{side.nbytes} bytes in {found}")
+    for side, bucket in zip(sides, buckets, strict=True):
+        require(sum(size.tensors for size in bucket.values()) == len(side.entries), f"{len(side.entries)} in {bucket}")
+        require(sum(size.bytes for size in bucket.values()) == side.nbytes, f"{side.nbytes} bytes in {bucket}")
     names = {row.layer_name for rows in (report.layers, report.other_changes, report.lossless) for row in rows}
     names |= {row.layer_name for row in report.not_compared if row.side == "original"}
     require(len(report.layers) == report.aggregate.total_layers, "layers and total_layers")
     if report.verdict == "pass":
-        lost = {name: size for found in buckets for name, size in found.items() if name not in COMPARED}
+        lost = {name: size for bucket in buckets for name, size in bucket.items() if name not in COMPARED}
         require(not lost, f"passes with {lost}")
         require(not report.not_compared and report.complete, "passes and is not complete")
         require(names, "passes without a weight")

@@ -177,7 +177,7 @@ def _key(random: Random, key: Key) -> bytes:
         return text(_raw(name)) + struct.pack("<I", kind) + _value(kind, value)
     n = len(value) if random.random() < 0.97 else number(random, 64)
     head = struct.pack("<IIQ", ARRAY, kind if random.random() < 0.98 else ARRAY, n)
-    return text(_raw(name)) + head + b"".join([_value(kind, each) for each in value])
+    return text(_raw(name)) + head + b"".join([_value(kind, item) for item in value])
 
 
 def _value(kind: int, value: Any) -> bytes:
@@ -206,7 +206,7 @@ def check(raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         with open_checkpoint(path) as checkpoint:
-            found = {
+            tensors = {
                 name: (entry.dtype, entry.shape, entry.offset, entry.read())
                 for name, entry in checkpoint.entries.items()
             }
@@ -216,7 +216,7 @@ def check(raw: bytes) -> str:
     require(raw.startswith(b"GGUF"), "taken although it is no GGUF file")
     if library() is None:
         return "taken; nothing to hold it against: the gguf package is not installed"
-    if reason := _beyond_library(found):
+    if reason := _beyond_library(tensors):
         return f"taken; {reason}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -225,13 +225,13 @@ def check(raw: bytes) -> str:
         tensor.name: (tensor.tensor_type.name, int(tensor.n_elements), int(tensor.data_offset), tensor.data.tobytes())
         for tensor in reader.tensors
     }
-    same = {name: (dtype, prod(shape), at, data) for name, (dtype, shape, at, data) in found.items()}
+    same = {name: (dtype, prod(shape), at, data) for name, (dtype, shape, at, data) in tensors.items()}
     require(same == expected, f"read {same!a:.2000}, the library {expected!a:.2000}")
     for key, value in values.items():
         field = reader.fields[key]
-        told = bytes(field.parts[-1]).decode(errors="replace") if isinstance(value, str) else field.contents()
-        same = list(value) == told if isinstance(value, tuple) else value == told or value != value
-        require(same, f"{key!a} is {value!a}, the library reads {told!a}")
+        contents = bytes(field.parts[-1]).decode(errors="replace") if isinstance(value, str) else field.contents()
+        same = list(value) == contents if isinstance(value, tuple) else value == contents or value != value
+        require(same, f"{key!a} is {value!a}, the library reads {contents!a}")
     return "taken"
 
 
@@ -253,13 +253,13 @@ def check_importance(raw: bytes) -> str:
     path = folder() / "imatrix"
     path.write_bytes(raw)
     try:
-        found = read_importance(path)
+        matrix = read_importance(path)
     except QuanterrError as error:
         return refusal(error)
-    for name, (means, counts) in found.items():
+    for name, (means, counts) in matrix.items():
         require(means.dim() == 2 and counts.dim() == 1, f"{name!a}: {means.shape}, {counts.shape}")
         require(bool(means.isfinite().all()) and bool((means >= 0).all()), f"{name!a}: {means}")
-    return f"taken, {'a weight or more' if found else 'nothing in it'}"
+    return f"taken, {'a weight or more' if matrix else 'nothing in it'}"
 
 
 TARGET = Target("gguf", make, check)

@@ -18,13 +18,13 @@ from quanterr.errors import QuanterrError
 @cache
 def _seeds() -> tuple[bytes, ...]:
     tensors = {"a.weight": torch.arange(12.0).view(3, 4), "b.weight": torch.arange(6, dtype=torch.int8)}
-    found = []
+    seeds_found = []
     for content in (tensors, {"state_dict": tensors, "epoch": 3}, {"a": torch.nn.Parameter(tensors["a.weight"])}):
         for is_zip in (True, False):
             buffer = io.BytesIO()
             torch.save(content, buffer, _use_new_zipfile_serialization=is_zip)
-            found.append(buffer.getvalue())
-    return tuple(found)
+            seeds_found.append(buffer.getvalue())
+    return tuple(seeds_found)
 
 
 def make(random: Random) -> bytes:
@@ -38,7 +38,7 @@ def check(raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         with open_checkpoint(path) as checkpoint:
-            found = {name: (e.shape, e.unknown, e.read()) for name, e in checkpoint.entries.items()}
+            tensors = {name: (e.shape, e.unknown, e.read()) for name, e in checkpoint.entries.items()}
     except QuanterrError as error:
         return refusal(error)
     try:
@@ -48,7 +48,7 @@ def check(raw: bytes) -> str:
     except Exception:
         return "taken; torch refuses it"  # it checks sums of bytes that quanterr reads only later
     expected = dict(_flatten(expected, ""))
-    for name, (shape, unknown, content) in found.items():
+    for name, (shape, unknown, content) in tensors.items():
         other = expected[name if name in expected else f"state_dict.{name}"].detach()
         plain = other.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         require(unknown or (tuple(other.shape), plain) == (shape, content), f"{name!a} differs from what torch reads")

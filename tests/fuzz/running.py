@@ -52,13 +52,17 @@ def run(target: Target, n: int, first: int, jobs: int, limits: Limits, saved: Pa
     started = time.monotonic()
     bounds = [first + n * job // jobs for job in range(jobs + 1)]
     workers = [_Worker(target, bounds[job], bounds[job + 1], limits, saved) for job in range(jobs)]
-    told = started
+    last_report = started
     while sum(worker.alive() for worker in workers):  # Each worker is asked in turn.
         time.sleep(0.05)
-        if time.monotonic() - told > 30:
-            told = time.monotonic()
+        if time.monotonic() - last_report > 30:
+            last_report = time.monotonic()
             done = sum(worker.at - worker.first for worker in workers)
-            print(f"{target.name}: {done:,} of {n:,}, {done / (told - started):,.0f}/s", file=sys.stderr, flush=True)
+            print(
+                f"{target.name}: {done:,} of {n:,}, {done / (last_report - started):,.0f}/s",
+                file=sys.stderr,
+                flush=True,
+            )
     outcomes, defects = (sum((Counter(w.found[key]) for w in workers), Counter()) for key in ("outcomes", "defects"))
     peak = max(worker.found["peak"] for worker in workers)
     return Found(n, time.monotonic() - started, outcomes, defects, peak)
@@ -105,10 +109,10 @@ class _Worker:
         self._pipe.close()
         self._process = 0
         if raw:
-            told = json.loads(raw)
-            self.found["outcomes"].update(told["outcomes"])
-            self.found["defects"].update(told["defects"])
-            self.found["peak"] = max(self.found["peak"], told["peak"])
+            document = json.loads(raw)
+            self.found["outcomes"].update(document["outcomes"])
+            self.found["defects"].update(document["defects"])
+            self.found["peak"] = max(self.found["peak"], document["peak"])
             return False
         number, how = self.at, os.waitstatus_to_exitcode(status)
         self.found["defects"][f"the process ended with {how}"] += 1
@@ -137,9 +141,9 @@ def _child(target: Target, first: int, stop: int, limits: Limits, saved: Path, s
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except (Exception, Hang) as error:
-            told = _place(error)
-            defects[told] += 1
-            if defects[told] <= MAX_SAVED:
+            place = _place(error)
+            defects[place] += 1
+            if defects[place] <= MAX_SAVED:
                 save(saved, target, number, raw, traceback.format_exc())
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     with os.fdopen(pipe, "w") as file:
@@ -177,4 +181,4 @@ def lines_of(target: Target, found: Found) -> Iterator[str]:
         f"{len(found.outcomes)} outcomes, memory +{found.peak} MiB, {sum(found.defects.values()):,} defects"
     )
     yield from (f"  {times:>9,}  {outcome}" for outcome, times in found.outcomes.most_common())
-    yield from (f"  DEFECT {times:,} times: {told}" for told, times in found.defects.most_common())
+    yield from (f"  DEFECT {times:,} times: {defect}" for defect, times in found.defects.most_common())

@@ -25,13 +25,13 @@ Tensors = list[tuple[str, str, list[int]]]
 @cache
 def seeds() -> list[tuple[Any, bytes]]:
     """Return headers, as trees, and data of small files."""
-    found = [(Pairs([("__metadata__", Pairs([("format", "pt")]))]), b"")]
+    seeds_found = [(Pairs([("__metadata__", Pairs([("format", "pt")]))]), b"")]
     for path in sorted(GOLDEN.glob("**/*.safetensors")):
         raw = path.read_bytes()
         if len(raw) <= LARGEST_SEED:
             end = 8 + int.from_bytes(raw[:8], "little")
-            found.append((seed(raw[8:end]), raw[end:]))
-    return found
+            seeds_found.append((seed(raw[8:end]), raw[end:]))
+    return seeds_found
 
 
 def make(random: Random) -> bytes:
@@ -66,28 +66,30 @@ def metadata_of(header: Any) -> Any:
 
 def rearranged(random: Random, tensors: Tensors) -> Tensors:
     """Change names, dtypes and shapes; add and remove tensors."""
-    found = list(tensors) or [("w", "F32", [2, 3])]
+    changed_tensors = list(tensors) or [("w", "F32", [2, 3])]
     for _ in range(few(random, 4)):
-        n = random.randrange(len(found))
-        name, dtype, shape = found[n]
+        n = random.randrange(len(changed_tensors))
+        name, dtype, shape = changed_tensors[n]
         match random.randrange(8):
             case 0:
-                found[n] = other_text(random, name), dtype, shape
+                changed_tensors[n] = other_text(random, name), dtype, shape
             case 1:
-                found[n] = random.choice((*STRANGE, random.choice(found)[0])), dtype, shape
+                changed_tensors[n] = random.choice((*STRANGE, random.choice(changed_tensors)[0])), dtype, shape
             case 2:
-                found[n] = name, random.choice(tuple(DTYPE_BITS)), shape
+                changed_tensors[n] = name, random.choice(tuple(DTYPE_BITS)), shape
             case 3:
-                found[n] = name, dtype, [*shape, random.choice(SIZES)]
+                changed_tensors[n] = name, dtype, [*shape, random.choice(SIZES)]
             case 4 if shape:
-                found[n] = name, dtype, [*shape[:-1], random.choice(SIZES)]
+                changed_tensors[n] = name, dtype, [*shape[:-1], random.choice(SIZES)]
             case 5:
-                found.insert(random.randrange(len(found) + 1), (name + random.choice(("_scale", "2")), dtype, shape))
-            case 6 if len(found) > 1:
-                del found[n]
+                changed_tensors.insert(
+                    random.randrange(len(changed_tensors) + 1), (name + random.choice(("_scale", "2")), dtype, shape)
+                )
+            case 6 if len(changed_tensors) > 1:
+                del changed_tensors[n]
             case _:
-                found[n] = name, dtype, shape[::-1]
-    return found
+                changed_tensors[n] = name, dtype, shape[::-1]
+    return changed_tensors
 
 
 def laid_out(random: Random, tensors: Tensors, metadata: Any) -> tuple[Any, bytes]:
@@ -110,7 +112,7 @@ def check(raw: bytes) -> str:
     path.write_bytes(raw)
     try:
         with open_checkpoint(path) as checkpoint:
-            found = {name: (e.dtype, list(e.shape), e.read()) for name, e in checkpoint.entries.items()}
+            tensors = {name: (e.dtype, list(e.shape), e.read()) for name, e in checkpoint.entries.items()}
             strange = any(entry.unknown for entry in checkpoint.entries.values())
             metadata = checkpoint.metadata[0]
     except QuanterrError as error:
@@ -120,7 +122,7 @@ def check(raw: bytes) -> str:
     expected = {
         name: (held["dtype"], held["shape"], bytes(held["data"])) for name, held in safetensors.deserialize(raw)
     }
-    require(found == expected, f"read {found!a:.2000}, the library {expected!a:.2000}")
+    require(tensors == expected, f"read {tensors!a:.2000}, the library {expected!a:.2000}")
     require(all(isinstance(text, str) for text in metadata.values()), "metadata that is not text")
     length = int.from_bytes(raw[:8], "little")
     require(metadata == (json.loads(raw[8 : 8 + length]).get("__metadata__") or {}), f"metadata {metadata!a}")

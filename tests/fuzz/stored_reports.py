@@ -83,13 +83,13 @@ def sound() -> list[Sound]:
     candidates = (changed_norm, lost, wrong)
     reports = [quanterr.compare(x, write(place / "y.safetensors", y), device="cpu") for y in candidates]
     reports = [quanterr.judge(report, require=["snr_db >= 1", "snr_db >= 40"]) for report in reports]
-    found = []
+    cases = []
     for report in (*reports, report_of(tiny())):
         text = report.to_json().encode()
         path = place / "sound.json"
         path.write_bytes(text)
-        found.append(Sound(text, seed(text), holding(judged(path))))
-    return found
+        cases.append(Sound(text, seed(text), holding(judged(path))))
+    return cases
 
 
 def judged(path: Any) -> Verdict:
@@ -99,8 +99,8 @@ def judged(path: Any) -> Verdict:
 
 def holding(verdict: Verdict) -> frozenset[str]:
     """Return the rules that hold, and ``whole`` if nothing else makes the report inconclusive."""
-    found = {gate.id for gate in verdict.gates if gate.status == "pass"}
-    return frozenset(found | ({"whole"} if verdict.verdict != "inconclusive" else set()))
+    ids = {gate.id for gate in verdict.gates if gate.status == "pass"}
+    return frozenset(ids | ({"whole"} if verdict.verdict != "inconclusive" else set()))
 
 
 # Damage: what is lost. It never makes anything better.
@@ -298,16 +298,16 @@ def check_rules(raw: bytes) -> str:
     path = folder() / "thresholds.toml"
     path.write_bytes(raw)
     try:
-        found = read_rules(path)
-        verdict = judge_subject(_values(frozenset(list_needed_metrics(found))), found)
+        accepted_rules = read_rules(path)
+        verdict = judge_subject(_values(frozenset(list_needed_metrics(accepted_rules))), accepted_rules)
     except QuanterrError as error:
         return refusal(error)
-    require(len(verdict.gates) == len(found), "a rule was left out")
+    require(len(verdict.gates) == len(accepted_rules), "a rule was left out")
     for line in (*format_gates(verdict.gates), *make_annotations(verdict)):
         require(line.isprintable(), f"said: {line!a}")
     with contextlib.redirect_stderr(io.StringIO()):
         format_summary(verdict)
-    return f"{verdict.verdict}, {len(found)} rules"
+    return f"{verdict.verdict}, {len(accepted_rules)} rules"
 
 
 LOST = Target("lost", make_lost, check_lost)

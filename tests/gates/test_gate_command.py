@@ -168,8 +168,8 @@ class TestStatus:
 
     def test_damage_is_not_excused_by_allow_partial(self, stored):
         fields = json.loads(stored.read_text())
-        found = {"code": "x", "severity": "error", "layer": None, "message": "m", "remedy": None, "evidence": {}}
-        fields |= {"verdict": "inconclusive", "reasons": ["m"], "findings": [found]}
+        finding = {"code": "x", "severity": "error", "layer": None, "message": "m", "remedy": None, "evidence": {}}
+        fields |= {"verdict": "inconclusive", "reasons": ["m"], "findings": [finding]}
         stored.write_text(json.dumps(fields | {"records": fields["records"] | {"findings": 1}}))
 
         assert Status.INCONCLUSIVE == gate(stored, "--require", "snr_db >= 20", "--allow-partial").returncode
@@ -187,11 +187,11 @@ class TestMessages:
     def test_violation_shows_enough_digits_limit_and_margin(self, stored, report):
         lower, higher = sorted(layer.snr_db for layer in report.layers)
         limit = lower + 1e-12
-        one = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
+        text = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
         both = gate(stored, "--require", "snr_db >= 99").stderr
 
-        assert f"gate snr_db >= {limit!r} does not hold" in one
-        assert f"{format_decisive(lower, limit)} (margin {format_decisive(lower - limit, 0)})" in one
+        assert f"gate snr_db >= {limit!r} does not hold" in text
+        assert f"{format_decisive(lower, limit)} (margin {format_decisive(lower - limit, 0)})" in text
         assert float(format_decisive(lower, limit)) < limit
         assert f"{higher:.5g}, limit 99, margin {higher - 99:.5g}" in both
 
@@ -315,7 +315,7 @@ class TestCompare:
         assert done.stdout.startswith("FAIL (exit 1): snr_db >= 99 does not hold: model.layers.")
         assert "gates: 4 of 5 hold\nFAIL: gate snr_db >= 99 does not hold" in done.stderr
         assert (["layers", "model", "codes", "coverage", "snr_db >= 99"], "fail") == (
-            [found["id"] for found in fields["gates"]],
+            [gate["id"] for gate in fields["gates"]],
             fields["verdict"],
         )
 
@@ -374,7 +374,7 @@ class TestCompare:
         assert ("fail", 1) == (first["status"], len(first["violations"]))
         assert first["violations"][0]["observed"] == first["observed"] < 99
         assert ("fail", None) == (second["status"], second["observed"])
-        assert [False, True] == [one["is_unjudged"] for one in (first, second)]
+        assert [False, True] == [name["is_unjudged"] for name in (first, second)]
         assert second["message"] not in done.stderr
 
     def test_gate_that_an_interrupted_run_could_not_judge_is_not_failed(self, tmp_path):
@@ -468,7 +468,7 @@ class TestSomeLayers:
     def test_rules_for_other_layers_are_left_out(self, stored, tmp_path):
         path, rule = tmp_path / "thresholds.toml", '[[rule]]\nid = "{0}"\nrequire = "{1}"\nlayers = {2}\n'
         rules = ("a", "snr_db >= 99", '["attn"]'), ("b", "snr_db >= 1", '["mlp"]'), ("c", "layers >= 2", "[]")
-        path.write_text("schema = 1\n" + "".join(rule.format(*one) for one in rules))
+        path.write_text("schema = 1\n" + "".join(rule.format(*written_rule) for written_rule in rules))
 
         assert "gates: 2 of 2 hold" in gate(stored, "--thresholds", path, "-l", "mlp").stderr
         assert "gates: 2 of 3 hold" in gate(stored, "--thresholds", path).stderr

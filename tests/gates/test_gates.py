@@ -79,9 +79,9 @@ class TestEveryFunction:
     def test_every_function_is_in_the_table(self):
         functions = {value.partition("(")[0] for value in TABLE if "(" in value}
 
-        found = {"pNN" if name in ("p25", "p5") else name for name in functions}
+        known = {"pNN" if name in ("p25", "p5") else name for name in functions}
         # No number of a report has a standard error, and loads() is no number: test_loading_gates.py.
-        assert {row.name for row in FUNCTIONS} - INTERVAL_FUNCTIONS - {LOADS} == found
+        assert {row.name for row in FUNCTIONS} - INTERVAL_FUNCTIONS - {LOADS} == known
 
     @pytest.mark.parametrize(("value", "lowest", "highest"), [(k, *v) for k, v in TABLE.items()])
     def test_rule_holds_up_to_its_limit_and_not_a_digit_beyond(self, value, lowest, highest):
@@ -106,11 +106,11 @@ class TestEveryFunction:
     @pytest.mark.parametrize("value", TABLE)
     def test_value_is_shown_with_enough_digits_to_see_the_violation(self, value):
         lowest, limit = TABLE[value][0], nextafter(TABLE[value][0], inf)
-        found = gate(whole(), f"{value} >= {limit!r}", baseline_for(value))
+        outcome = gate(whole(), f"{value} >= {limit!r}", baseline_for(value))
 
-        assert (lowest, limit, lowest - limit) == (found.observed, found.limit, found.margin)
-        assert found.margin < 0
-        assert format_decisive(lowest, limit) in found.message
+        assert (lowest, limit, lowest - limit) == (outcome.observed, outcome.limit, outcome.margin)
+        assert outcome.margin < 0
+        assert format_decisive(lowest, limit) in outcome.message
         assert float(format_decisive(lowest, limit)) < limit
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
@@ -128,19 +128,19 @@ class TestEveryFunction:
     def test_undefined_values_are_skipped_on_request(self, value):
         report = made({"a": 20.0, "new" if compares(value) else "b": None, "c": 40.0})
         before = made({"a": 21.0, "c": 39.0}) if compares(value) else None
-        found = gate(report, f"{value} >= -100", before, undefined="skip")
+        outcome = gate(report, f"{value} >= -100", before, undefined="skip")
 
-        assert ("pass", 3, 1) == (found.status, found.judged, found.skipped)
-        assert "3 layers, 1 skipped" in found.message
+        assert ("pass", 3, 1) == (outcome.status, outcome.judged, outcome.skipped)
+        assert "3 layers, 1 skipped" in outcome.message
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_rule_fails_where_all_changed_layers_are_skipped(self, value):
         report = made({"a": None, "b": None}, lossless=["same"])
         before = made({}, lossless=["same"]) if compares(value) else None
-        found = gate(report, f"{value} >= -100", before, undefined="skip")
+        outcome = gate(report, f"{value} >= -100", before, undefined="skip")
 
-        assert ("fail", 3, 2) == (found.status, found.judged, found.skipped)
-        assert "that differs has snr_db over 3 layers (1 identical), 2 skipped" in found.message
+        assert ("fail", 3, 2) == (outcome.status, outcome.judged, outcome.skipped)
+        assert "that differs has snr_db over 3 layers (1 identical), 2 skipped" in outcome.message
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
@@ -161,17 +161,17 @@ class TestEveryFunction:
             with pytest.raises(UsageError, match='rule "id": no layer matches "nowhere"'):
                 gate(whole(), text, baseline_for(value), layers=("a", "nowhere"))
             for dead in ("nowhere", "!nowhere"):
-                found = gate(whole(verdict="inconclusive"), text, baseline_for(value), layers=("a", dead))
+                outcome = gate(whole(verdict="inconclusive"), text, baseline_for(value), layers=("a", dead))
 
-                assert "fail" == found.status
-                assert f'no layer matches "{dead}"' in found.message
+                assert "fail" == outcome.status
+                assert f'no layer matches "{dead}"' in outcome.message
 
     @pytest.mark.parametrize("value", TABLE)
     def test_incomplete_report_fails_either_way(self, value):
         for text in (f"{value} >= -100", f"{value} < -100"):
-            found = judge(whole(complete=False), text, baseline=baseline_for(value))
+            judged = judge(whole(complete=False), text, baseline=baseline_for(value))
 
-            assert ("inconclusive", "fail") == (found.verdict, found.gates[0].status)
+            assert ("inconclusive", "fail") == (judged.verdict, judged.gates[0].status)
 
     @pytest.mark.parametrize("value", [value for value in TABLE if "." not in value])
     def test_misspelt_metric_is_refused_with_the_nearest_name(self, value):
@@ -200,17 +200,17 @@ class TestEveryFunction:
 class TestIdenticalLayers:
     @pytest.mark.parametrize("value", ["snr_db", "min(snr_db)", "mean(snr_db)", "p05(snr_db)", "share(snr_db >= 9)"])
     def test_identical_layers_satisfy_every_floor(self, value):
-        found = gate(made(lossless=["a", "b"]), f"{value} >= 1")
+        outcome = gate(made(lossless=["a", "b"]), f"{value} >= 1")
 
-        assert ("pass", 2, 2) == (found.status, found.judged, found.identical)
-        assert "the same on both sides" in found.message
+        assert ("pass", 2, 2) == (outcome.status, outcome.judged, outcome.identical)
+        assert "the same on both sides" in outcome.message
 
     def test_skipped_identical_layers_are_counted(self):
         report = made(lossless=["a", "b"])
         report.lossless[0].bits_per_weight = None
-        found = gate(report, "bits_per_weight <= 16", undefined="skip")
+        outcome = gate(report, "bits_per_weight <= 16", undefined="skip")
 
-        assert found.message.endswith("holds: 2 layers, 1 skipped, the same on both sides")
+        assert outcome.message.endswith("holds: 2 layers, 1 skipped, the same on both sides")
 
     @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
     def test_identical_layers_satisfy_every_error_bound(self, metric):
@@ -236,9 +236,9 @@ class TestIdenticalLayers:
         assert ["b"] == [violation.layer for violation in gate(report, "weighted_snr_db >= 20").violations]
 
     def test_means_over_layers_leave_out_identical_layers(self):
-        found = gate(made(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
+        outcome = gate(made(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
 
-        assert ("pass", 30.0, 4, 1) == (found.status, found.observed, found.judged, found.identical)
+        assert ("pass", 30.0, 4, 1) == (outcome.status, outcome.observed, outcome.judged, outcome.identical)
 
     @pytest.mark.parametrize(
         ("value", "expected"),
@@ -277,9 +277,9 @@ class TestInfiniteValues:
     def test_infinite_values_fail_either_way_and_are_not_skipped(self, value, infinite, undefined):
         report = made({"a": 20.0, "b": infinite, "c": 40.0})
         for text in (f"{value} >= -100", f"{value} <= 100"):
-            found = gate(report, text, baseline_for(value), undefined=undefined)
+            outcome = gate(report, text, baseline_for(value), undefined=undefined)
 
-            assert ("fail", f"snr_db is {infinite}") == (found.status, found.violations[0].reason)
+            assert ("fail", f"snr_db is {infinite}") == (outcome.status, outcome.violations[0].reason)
 
     @pytest.mark.parametrize("infinite", ["+inf", "-inf"])
     def test_infinite_model_values_fail_either_way(self, infinite):
@@ -288,9 +288,9 @@ class TestInfiniteValues:
             assert "fail" == gate(report, text).status
 
     def test_infinite_values_come_before_other_violations(self):
-        found = gate(made({"b": 10.0, "a": -inf}), "snr_db >= 20")
+        outcome = gate(made({"b": 10.0, "a": -inf}), "snr_db >= 20")
 
-        assert ["a", "b"] == [violation.layer for violation in found.violations]
+        assert ["a", "b"] == [violation.layer for violation in outcome.violations]
 
     def test_infinite_value_cannot_improve(self):
         before, report = made({"a": -inf, "b": 30.0}), made({"a": -inf, "b": 30.0})
@@ -342,7 +342,7 @@ class TestSelection:
         strict = Rule("one", parse("snr_db >= 30"))
         lenient = Rule("two", parse("snr_db >= 15"), layers=("a",))
 
-        assert ["fail", "pass"] == [found.status for found in judge(made(LAYERS), strict, lenient).gates]
+        assert ["fail", "pass"] == [gate.status for gate in judge(made(LAYERS), strict, lenient).gates]
 
     def test_rule_that_decides_for_no_layer_fails(self):
         first = judge(made({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
@@ -352,16 +352,16 @@ class TestSelection:
 
 class TestBaseline:
     def test_missing_layer_fails(self):
-        found = gate(made({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
+        outcome = gate(made({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
 
-        assert ["b", "c"] == [violation.layer for violation in found.violations]
-        assert "is in the baseline but not in this report" == found.violations[0].reason
+        assert ["b", "c"] == [violation.layer for violation in outcome.violations]
+        assert "is in the baseline but not in this report" == outcome.violations[0].reason
 
     @pytest.mark.parametrize(("undefined", "status"), [("fail", "fail"), ("skip", "pass")])
     def test_new_layer_has_no_change(self, undefined, status):
-        found = gate(made(LAYERS | {"d": 30.0}), "delta(snr_db) >= -9", BEFORE, undefined=undefined)
+        outcome = gate(made(LAYERS | {"d": 30.0}), "delta(snr_db) >= -9", BEFORE, undefined=undefined)
 
-        assert status == found.status
+        assert status == outcome.status
 
     def test_layer_that_is_no_longer_identical_got_worse_without_limit(self):
         assert "fail" == gate(made({"a": 90.0}), "delta(snr_db) >= -1000", made(lossless=["a"])).status
@@ -374,9 +374,9 @@ class TestBaseline:
     def test_only_new_layers_are_skipped(self, before):
         report = made({"a": None, "b": 30.0})
         for old in (made(before | {"b": 30.0}), made({"b": 30.0}, lossless=["a"])):
-            found = gate(report, "delta(snr_db) >= -1", old, undefined="skip")
+            outcome = gate(report, "delta(snr_db) >= -1", old, undefined="skip")
 
-            assert ("fail", 0, "a") == (found.status, found.skipped, found.violations[0].layer)
+            assert ("fail", 0, "a") == (outcome.status, outcome.skipped, outcome.violations[0].layer)
 
     def test_layer_identical_in_the_baseline_is_described_as_such(self):
         same, differs = made(lossless=["a"]), made({"a": 90.0})
@@ -408,9 +408,9 @@ class TestBaseline:
     )
     def test_layer_unreliable_in_the_baseline_is_never_skipped(self, undefined, spoil, reason):
         before, report = made({"b": 30.0}, **spoil), made({"a": 30.0, "b": 30.0})
-        found = gate(report, "delta(snr_db) >= 0", before, undefined=undefined)
+        outcome = gate(report, "delta(snr_db) >= 0", before, undefined=undefined)
 
-        assert [("a", reason)] == [(violation.layer, violation.reason) for violation in found.violations]
+        assert [("a", reason)] == [(violation.layer, violation.reason) for violation in outcome.violations]
         assert "pass" == judge(report, "snr_db >= 30", "delta(snr_db) >= -90", baseline=before).gates[0].status
 
     @pytest.mark.parametrize(
@@ -439,15 +439,15 @@ class TestBaseline:
         before = made(rows=[row(name, snr, original_norm=2.0) for name, snr in LAYERS.items()])
         report = made(LAYERS)
         rule = Rule("delta", parse("delta(snr_db) >= -1"), baseline_original="any")
-        found = judge(report, rule, "snr_db >= 1", baseline=before)
+        judged = judge(report, rule, "snr_db >= 1", baseline=before)
 
         assert ("pass", ["everything selected was compared; 2 gates hold; the baseline has another original"]) == (
-            found.verdict,
-            found.reasons,
+            judged.verdict,
+            judged.reasons,
         )
         says = "the norm of the original a is 2 there, 1 here"
-        assert [says, None] == [one.baseline_original for one in found.gates]
-        assert f"note: the baseline has another original: {says}" == format_gates(found.gates)[-1]
+        assert [says, None] == [gate.baseline_original for gate in judged.gates]
+        assert f"note: the baseline has another original: {says}" == format_gates(judged.gates)[-1]
         with pytest.raises(UsageError, match="--baseline-original any compares with it nevertheless"):
             judge(report, rule, "delta(snr_db) >= -2", baseline=before)
 
@@ -479,10 +479,10 @@ class TestBaseline:
 
     def test_infinite_layer_does_not_indicate_another_original(self):
         broken, good = made(rows=[row("a", None, original_norm=0.9, finite=False)]), made({"a": 20.0})
-        found = judge(broken, "delta(snr_db) >= -1", baseline=good)
+        judged = judge(broken, "delta(snr_db) >= -1", baseline=good)
 
-        assert ("inconclusive", Status.INCONCLUSIVE) == (found.verdict, exit_status(found))
-        assert "has elements that are NaN or infinite" == found.gates[0].violations[0].reason
+        assert ("inconclusive", Status.INCONCLUSIVE) == (judged.verdict, exit_status(judged))
+        assert "has elements that are NaN or infinite" == judged.gates[0].violations[0].reason
         assert "fail" == gate(good, "delta(snr_db) >= -1", broken).status
 
     @pytest.mark.parametrize(
@@ -514,23 +514,23 @@ class TestBaseline:
 
 class TestVerdict:
     def test_satisfied_gates_pass_and_are_counted(self):
-        found = judge(made(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
+        judged = judge(made(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
 
-        assert ("pass", Status.OK) == (found.verdict, exit_status(found))
-        assert ["everything selected was compared; 2 gates hold"] == found.reasons
+        assert ("pass", Status.OK) == (judged.verdict, exit_status(judged))
+        assert ["everything selected was compared; 2 gates hold"] == judged.reasons
 
     def test_failed_gates_give_one_reason_each(self):
-        found = judge(made(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
+        judged = judge(made(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
 
-        assert ("fail", Status.GATE_FAILED) == (found.verdict, exit_status(found))
-        assert [found.gates[0].message, found.gates[2].message] == found.reasons
-        assert "gate snr_db >= 25 does not hold: 1 of 3 layers, the worst a: 20 (margin -5)" == found.reasons[0]
+        assert ("fail", Status.GATE_FAILED) == (judged.verdict, exit_status(judged))
+        assert [judged.gates[0].message, judged.gates[2].message] == judged.reasons
+        assert "gate snr_db >= 25 does not hold: 1 of 3 layers, the worst a: 20 (margin -5)" == judged.reasons[0]
 
     def test_failed_warning_does_not_change_the_verdict(self):
-        found = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
+        judged = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
 
-        assert ("pass", Status.OK, "fail") == (found.verdict, exit_status(found), found.gates[0].status)
-        assert "1 gate holds; failed with a warning: 1 gate" in found.reasons[0]
+        assert ("pass", Status.OK, "fail") == (judged.verdict, exit_status(judged), judged.gates[0].status)
+        assert "1 gate holds; failed with a warning: 1 gate" in judged.reasons[0]
 
     @pytest.mark.parametrize(
         ("report", "reason"),
@@ -548,10 +548,10 @@ class TestVerdict:
     )
     def test_unreliable_report_is_inconclusive_whatever_the_gates_state(self, report, reason):
         for rule in ("findings.info == 0", "snr_db >= 1000"):
-            found = judge(report, rule)
+            judged = judge(report, rule)
 
-            assert ("inconclusive", reason) == (found.verdict, found.reasons[0])
-            assert Status.INCONCLUSIVE == exit_status(found)
+            assert ("inconclusive", reason) == (judged.verdict, judged.reasons[0])
+            assert Status.INCONCLUSIVE == exit_status(judged)
 
     def test_allowed_partial_report_is_judged_by_its_gates(self):
         report = made(LAYERS, missing=["d"])
@@ -589,15 +589,15 @@ class TestVerdict:
         assert ["finding", "finding", "result"] == judge(report, "findings.info == 0").reasons_by
 
     def test_violations_come_worst_first(self):
-        found = gate(made(LAYERS | {"d": None}), "snr_db >= 35")
+        outcome = gate(made(LAYERS | {"d": None}), "snr_db >= 35")
 
-        assert [("d", None), ("a", -15.0), ("b", -5.0)] == [(v.layer, v.margin) for v in found.violations]
-        assert "d" == found.worst_layer
+        assert [("d", None), ("a", -15.0), ("b", -5.0)] == [(v.layer, v.margin) for v in outcome.violations]
+        assert "d" == outcome.worst_layer
 
     def test_satisfied_gate_names_the_layer_nearest_to_the_limit(self):
-        found = gate(made(LAYERS, lossless=["same"]), "snr_db >= 15")
+        outcome = gate(made(LAYERS, lossless=["same"]), "snr_db >= 15")
 
-        assert ("a", 20.0, 5.0) == (found.worst_layer, found.observed, found.margin)
+        assert ("a", 20.0, 5.0) == (outcome.worst_layer, outcome.observed, outcome.margin)
 
     def test_margin_too_large_for_a_number_is_left_out(self):
         assert gate(made(LAYERS), "snr_db >= -1.7e308").margin is not None
@@ -612,15 +612,15 @@ class TestCause:
 
     @pytest.mark.parametrize("rule", ["snr_db >= 25", "global(overall_snr_db) >= 99", "findings.warning == 0"])
     def test_cause_appears_in_every_output_with_the_value(self, rule):
-        found = gate(made(LAYERS, findings=[self.FOUND]), rule)
+        outcome = gate(made(LAYERS, findings=[self.FOUND]), rule)
         suite = Element("testsuite")
-        junit._add_gate(suite, found, found.id)
+        junit._add_gate(suite, outcome, outcome.id)
 
-        assert self.TRUNCATED in found.message
-        assert found.violations[0].observed is not None
-        for text in ("\n".join(format_gates([found])), tostring(suite, encoding="unicode")):
+        assert self.TRUNCATED in outcome.message
+        assert outcome.violations[0].observed is not None
+        for text in ("\n".join(format_gates([outcome])), tostring(suite, encoding="unicode")):
             assert self.TRUNCATED in text
-            assert f"{found.observed:.5g} (margin" in text
+            assert f"{outcome.observed:.5g} (margin" in text
 
     def test_reason_without_a_number_appears_once_on_stderr(self):
         gates = judge(made(LAYERS, missing=["gone"]), "snr_db >= 1", "snr_db >= 2").gates
@@ -644,10 +644,10 @@ class TestCause:
     )
     def test_unrelated_finding_is_not_given_as_a_cause(self, code, rule, layer):
         more = {"layers": (layer,)} if layer else {}
-        found = gate(made(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
+        outcome = gate(made(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
 
-        assert "fail" == found.status
-        assert self.TRUNCATED not in found.message
+        assert "fail" == outcome.status
+        assert self.TRUNCATED not in outcome.message
 
 
 class TestReportMetrics:
@@ -666,8 +666,8 @@ class TestReportMetrics:
         }.items(),
     )
     def test_report_metrics_equal_the_report(self, metric, value):
-        told = [finding(None, severity) for severity in ("warning", "info", "warning")]
-        report = made(LAYERS, lossless=["x", "y"], other={"n": 3.0}, missing=["m"], findings=told)
+        findings = [finding(None, severity) for severity in ("warning", "info", "warning")]
+        report = made(LAYERS, lossless=["x", "y"], other={"n": 3.0}, missing=["m"], findings=findings)
 
         assert value == gate(report, f"{metric} == {value}").observed
         assert metric in REPORT_METRICS
@@ -741,7 +741,7 @@ def reports(draw):
     rows += [row(name, None) for name, state in states.items() if state == "null"]
 
     def named(state):
-        return [name for name, found in states.items() if found == state]
+        return [name for name, layer_state in states.items() if layer_state == state]
 
     report = made(
         rows=rows,
@@ -766,17 +766,17 @@ def test_null_missing_or_broken_layer_passes_no_rule_about_it(made_up, function,
     }.get(function, f"{function}(snr_db) {sign} {limit!r}")
     undefined = "skip" if skip else "fail"
     baseline = made(dict.fromkeys(states or ["gone"], 20.0)) if "delta" in function else None
-    found = judge(report, Rule("id", parse(text), undefined=undefined), baseline=baseline)
+    judged = judge(report, Rule("id", parse(text), undefined=undefined), baseline=baseline)
     about = [state for state in states.values() if state != "other" or function == "global"]
 
     if BROKEN & set(about) or not about or ("null" in about and not skip and function != "global"):
-        assert "fail" == found.gates[0].status
+        assert "fail" == judged.gates[0].status
     if BROKEN & set(states.values()) or not states:
-        assert "inconclusive" == found.verdict
-    if found.gates[0].status == "pass" and function == "each":
+        assert "inconclusive" == judged.verdict
+    if judged.gates[0].status == "pass" and function == "each":
         good = [snr[name] for name, state in states.items() if state == "good"]
         assert all(COMPARE[sign](value, limit) for value in good)
-    if found.gates[0].status == "pass" and function in ("min", "max", "mean"):
+    if judged.gates[0].status == "pass" and function in ("min", "max", "mean"):
         good = [snr[name] for name, state in states.items() if state == "good"] or [inf]
         value = {"min": min, "max": max, "mean": fmean}[function](good)
         assert COMPARE[sign](value, limit) or abs(value - limit) < 1e-9
@@ -790,7 +790,7 @@ def test_rule_and_its_opposite_never_both_hold(made_up, function, sign, limit):
     baseline = ReportValues(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
     rules = [Rule("this", condition), Rule("opposite", condition.negate())]
 
-    assert ["pass", "pass"] != [found.status for found in judge_subject(ReportValues(report), rules, baseline).gates]
+    assert ["pass", "pass"] != [gate.status for gate in judge_subject(ReportValues(report), rules, baseline).gates]
 
 
 class TestNames:
@@ -807,12 +807,12 @@ class TestNames:
 
 @pytest.mark.parametrize("code", ["identical", "swapped_sides"])
 def test_no_rule_holds_for_the_original_itself_or_for_swapped_sides(code):
-    found = {"code": code, "severity": "warning", "layer": None, "message": "is this the quantized checkpoint?"}
-    report = made(LAYERS, findings=[found])
+    finding = {"code": code, "severity": "warning", "layer": None, "message": "is this the quantized checkpoint?"}
+    report = made(LAYERS, findings=[finding])
 
     judged = judge(report, "snr_db >= 10")
 
-    assert ("inconclusive", [found["message"]]) == (judged.verdict, judged.reasons)
+    assert ("inconclusive", [finding["message"]]) == (judged.verdict, judged.reasons)
     assert Status.INCONCLUSIVE == exit_status(judged)
     assert "pass" == judge(report).verdict  # without a rule nothing is claimed
-    assert "pass" == judge(made(LAYERS, findings=[found | {"severity": "info"}]), "snr_db >= 10").verdict
+    assert "pass" == judge(made(LAYERS, findings=[finding | {"severity": "info"}]), "snr_db >= 10").verdict

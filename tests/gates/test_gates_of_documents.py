@@ -27,7 +27,10 @@ def statuses(evaluation, *rules, **more):
 def evaluation():
     """An evaluation with a KLD of 0.0125 ± 0.0006 and relative errors of 1 and 2 % after its two blocks."""
     made = sample.evaluation()
-    candidates = [replace(one, findings=[], gates=[], verdict="pass", reasons=["evaluated"]) for one in made.candidates]
+    candidates = [
+        replace(candidate, findings=[], gates=[], verdict="pass", reasons=["evaluated"])
+        for candidate in made.candidates
+    ]
     return replace(made, candidates=candidates)
 
 
@@ -80,7 +83,7 @@ class TestEvaluations:
     )
     def test_evaluations_compare_with_a_baseline(self, evaluation, rule, status):
         worse = sample.evaluation(2.0)
-        worse = replace(worse, candidates=[replace(one, findings=[]) for one in worse.candidates])
+        worse = replace(worse, candidates=[replace(candidate, findings=[]) for candidate in worse.candidates])
 
         assert [status] == statuses(worse, rule, baseline=evaluation)
 
@@ -95,8 +98,8 @@ class TestEvaluations:
 
     def test_forbidden_condition_fails_where_it_is_undefined(self, evaluation):
         for rule in ("kld_mean > 0.01", "cosine_mean < 2", "min(cosine) < 1"):
-            found = quanterr.judge(evaluation, fail_if=[rule])
-            assert "fail" == found.candidates[0].gates[0].status, rule
+            judged = quanterr.judge(evaluation, fail_if=[rule])
+            assert "fail" == judged.candidates[0].gates[0].status, rule
 
     def test_patterns_select_weights(self, evaluation, tmp_path):
         rules = tmp_path / "rules.toml"
@@ -153,17 +156,17 @@ class TestReports:
             parse("upper(snr_db) >= 30")
 
     def test_report_metrics_compare_with_a_baseline(self):
-        found = parse("delta(findings.warning) <= 0")
+        condition = parse("delta(findings.warning) <= 0")
 
-        assert ("whole", "delta") == (found.scope, found.function)
+        assert ("whole", "delta") == (condition.scope, condition.function)
 
 
 class TestRankingsAndPlans:
     def test_ranking_candidates_are_judged_separately(self):
-        found = quanterr.judge(sample.ranking(), require=["bits_per_weight <= 100", "max(bytes) < 1"])
+        judged = quanterr.judge(sample.ranking(), require=["bits_per_weight <= 100", "max(bytes) < 1"])
 
-        assert ["pass", "fail"] == [gate.status for gate in found.candidates[0].gates]
-        assert ("inconclusive", "inconclusive") == (found.candidates[-1].verdict, found.verdict)
+        assert ["pass", "fail"] == [gate.status for gate in judged.candidates[0].gates]
+        assert ("inconclusive", "inconclusive") == (judged.candidates[-1].verdict, judged.verdict)
 
     def test_plan_stores_no_verdict(self):
         with pytest.raises(UsageError, match="a plan stores no verdict"):
@@ -179,10 +182,10 @@ class TestCommand:
 
     def test_gate_judges_an_evaluation_in_the_same_language(self, stored, tmp_path):
         done = gate(stored, "--fail-if", "upper(kld_mean) > 0.02", "--require", "max(relative_error) <= 0.02", "--json")
-        found = json.loads(done.stdout)
+        document = json.loads(done.stdout)
 
-        assert (Status.GATE_FAILED, "fail") == (done.returncode, found["verdict"])
-        assert ["pass", "fail"] == [one["verdict"] for one in found["candidates"]]
+        assert (Status.GATE_FAILED, "fail") == (done.returncode, document["verdict"])
+        assert ["pass", "fail"] == [candidate["verdict"] for candidate in document["candidates"]]
 
     def test_gate_explains_a_block_and_a_weight(self, stored):
         rules = ("--require", "kld_mean < 1", "--require", "output_error < 1", "--require", "max(cosine) < 2")
@@ -276,4 +279,4 @@ class TestMetrics:
 
         first = evaluation.candidates[0]
         assert numbers[f"{first.name}/kld_mean"] == first.scores.kld_mean
-        assert {name.rpartition("/")[0] for name in numbers} == {one.name for one in evaluation.candidates}
+        assert {name.rpartition("/")[0] for name in numbers} == {candidate.name for candidate in evaluation.candidates}

@@ -109,6 +109,6 @@ def test_candidate_that_a_named_program_may_refuse_has_no_rank(pair):
 
 def test_candidates_of_a_ranking_are_judged(pair):
     ranking = quanterr.rank(pair[0], pair[1], against=["int8_row"], require=["loads(vllm)"], device="cpu")
-    found = {one.name: [gate.status for gate in one.gates] for one in ranking.candidates}
+    statuses = {candidate.name: [gate.status for gate in candidate.gates] for candidate in ranking.candidates}
 
-    assert {"fp8": ["pass"], "int8_row": ["fail"]} == found  # a recipe makes no file that a runtime could load
+    assert {"fp8": ["pass"], "int8_row": ["fail"]} == statuses  # a recipe makes no file that a runtime could load

@@ -83,10 +83,10 @@ BAD = {
 class TestExpression:
     @pytest.mark.parametrize(("text", "parts"), GOOD.items())
     def test_expression_is_read(self, text, parts):
-        found = parse(text)
+        condition = parse(text)
 
-        assert parts == (found.function, found.metric, found.operator, found.limit)
-        assert text.strip() == found.text
+        assert parts == (condition.function, condition.metric, condition.operator, condition.limit)
+        assert text.strip() == condition.text
 
     @pytest.mark.parametrize(("text", "message"), BAD.items())
     def test_wrong_expression_is_an_error_with_place_and_remedy(self, text, message):
@@ -98,20 +98,20 @@ class TestExpression:
 
     @pytest.mark.parametrize("text", GOOD)
     def test_negated_expression_reads_as_it_means(self, text):
-        found = parse(text).negate()
+        condition = parse(text).negate()
 
-        assert found == parse(found.text)
-        assert OPERATORS[parse(text).operator].opposite == found.operator
-        assert parse(text) == found.negate()
+        assert condition == parse(condition.text)
+        assert OPERATORS[parse(text).operator].opposite == condition.operator
+        assert parse(text) == condition.negate()
 
     @given(st.text(max_size=40))
     def test_any_text_is_read_or_refused_as_an_expression(self, text):
         try:
-            told = parse(text).text
+            shown = parse(text).text
         except UsageError as error:
-            told = str(error)
+            shown = str(error)
 
-        assert told.isprintable() or told == text.strip()
+        assert shown.isprintable() or shown == text.strip()
 
     def test_no_expression_holds_for_nan(self):
         for sign in OPERATORS:
@@ -193,8 +193,8 @@ reason = "why"
         )
         first, second = read_rules(path)
 
-        told = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ", "same", (), ())
-        assert told == first._replace(condition=first.condition.text)
+        expected = ("x", "snr_db >= 30", (), "error", "fail", None, f"{path}:2: ", "same", (), ())
+        assert expected == first._replace(condition=first.condition.text)
         assert ("attn", "mlp", "re:a,b", "!*.bias") == second.layers
         assert ("warn", "skip", "why") == (second.severity, second.undefined, second.reason)
 

@@ -50,7 +50,7 @@ class TestRules:
 
         assert ("pass", 31.0, "b", 2) == (gate.status, gate.observed, gate.worst_layer, gate.judged)
         assert [("a", 20.0, "waived until 2027-03-01: known since 1.0")] == [
-            (one.layer, one.observed, one.reason) for one in gate.waived
+            (waiver.layer, waiver.observed, waiver.reason) for waiver in gate.waived
         ]
         assert gate.message.endswith("; 1 waived")
 
@@ -71,8 +71,8 @@ class TestRules:
 
         assert ("fail", ["d"], ["a"]) == (
             gate.status,
-            [one.layer for one in gate.violations],
-            [one.layer for one in gate.waived],
+            [violation.layer for violation in gate.violations],
+            [waiver.layer for waiver in gate.waived],
         )
 
     def test_waiver_of_all_layers_leaves_none_to_judge(self):
@@ -114,8 +114,10 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def broken(report):
-    found = Finding("excess_error", "error", UP, f"{UP}: broken", None, {})
-    return replace(report, findings=[found], verdict="inconclusive", reasons=[found.message], reasons_by=["finding"])
+    finding = Finding("excess_error", "error", UP, f"{UP}: broken", None, {})
+    return replace(
+        report, findings=[finding], verdict="inconclusive", reasons=[finding.message], reasons_by=["finding"]
+    )
 
 
 class TestFindings:
@@ -126,12 +128,12 @@ class TestFindings:
         return path
 
     def test_waived_error_is_an_info_and_layers_are_judged(self, broken, thresholds):
-        found = judge(broken, thresholds)
+        judged = judge(broken, thresholds)
 
-        assert ("pass", Status.OK) == (found.verdict, exit_status(found))
-        assert f"waived: excess_error of {UP} until 2027-03-01: known since 1.0" in found.reasons[0]
-        assert "info" == found.findings[0].severity
-        assert found.findings[0].message == f"{UP}: broken; error waived until 2027-03-01: known since 1.0"
+        assert ("pass", Status.OK) == (judged.verdict, exit_status(judged))
+        assert f"waived: excess_error of {UP} until 2027-03-01: known since 1.0" in judged.reasons[0]
+        assert "info" == judged.findings[0].severity
+        assert judged.findings[0].message == f"{UP}: broken; error waived until 2027-03-01: known since 1.0"
 
     def test_stored_waiver_does_not_outlive_its_file(self, broken, thresholds, monkeypatch):
         stored = judge(broken, thresholds)
@@ -143,9 +145,9 @@ class TestFindings:
 
     def test_other_error_is_not_excused(self, broken, thresholds):
         other = replace(broken.findings[0], code="bad_rows")
-        found = judge(replace(broken, findings=[*broken.findings, other]), thresholds)
+        judged = judge(replace(broken, findings=[*broken.findings, other]), thresholds)
 
-        assert ("inconclusive", [other.message]) == (found.verdict, found.reasons[:1])
+        assert ("inconclusive", [other.message]) == (judged.verdict, judged.reasons[:1])
 
     @pytest.mark.parametrize(("name", "severity"), [("other", "error"), (None, "error")])
     def test_finding_of_another_layer_or_the_whole_is_not_waived(self, broken, thresholds, name, severity):

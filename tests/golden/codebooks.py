@@ -326,13 +326,13 @@ def spqr() -> Made:
                 row = [F16(scale * F16(F16(code) - zero)) for code in q]
                 weight[16 * i + k, 16 * j : 16 * j + 16] = row
         weight = weight[:rows, :cols]
-        found = [sorted(RNG.choice(cols, RNG.integers(0, 6), replace=False)) for _ in range(rows)]
-        numbers = [[F16(RNG.normal()) for _ in line] for line in found]
+        outlier_columns = [sorted(RNG.choice(cols, RNG.integers(0, 6), replace=False)) for _ in range(rows)]
+        numbers = [[F16(RNG.normal()) for _ in line] for line in outlier_columns]
         merged = [
             [int(number.view(np.uint16)) << 16 | int(col) for number, col in zip(*pair, strict=True)]
-            for pair in zip(numbers, found, strict=True)
+            for pair in zip(numbers, outlier_columns, strict=True)
         ]
-        for row, (line, cols_of_row) in enumerate(zip(numbers, found, strict=True)):
+        for row, (line, cols_of_row) in enumerate(zip(numbers, outlier_columns, strict=True)):
             for number, col in zip(line, cols_of_row, strict=True):
                 weight[row, col] += np.float32(number)
         if interleaved:

@@ -95,7 +95,7 @@ def convrot() -> Iterator[Made]:
         plain[f"{name}.weight"] = f32(codes) * f32(scale).reshape(-1, 1)
     yield Made("int4_tensorwise/handmade", "code * scale of the row; codes from -8 to 7", stored, plain)
     stored = {}
-    for name, said, size in (
+    for name, config, size in (
         ("a", {"format": "int4_tensorwise", "convrot": True, "convrot_groupsize": 64}, 64),
         ("b", {"format": "int4_convrot_w4a4", "convrot_groupsize": 16}, 16),
         ("c", {"format": "convrot_w4a4", "params": {"convrot_groupsize": 4}}, 4),
@@ -103,7 +103,7 @@ def convrot() -> Iterator[Made]:
     ):
         codes, scale = codes_of(-8, 8, 3, 2 * max(size, 32)), factors(F16, 3, 1)
         stored |= {f"{name}.weight": low_first(codes).view(np.int8), f"{name}.weight_scale": scale}
-        stored[f"{name}.comfy_quant"] = label(**said)
+        stored[f"{name}.comfy_quant"] = label(**config)
         rotated[f"{name}.weight"] = turned_back(f32(codes) * f32(scale), size)
     yield Made(
         "convrot_w4a4/handmade_groups", "code * scale of the row, turned back in float64", stored, rotated, "1e-6"
@@ -317,10 +317,10 @@ def modulation(module: str, rows: int, cols: int, parts: int, more_groups: int =
     order = np.arange(rows).reshape(parts, -1).T.reshape(-1)  # stored row: row
     digits = codes[order].reshape(rows // 4, 4, cols // 64, 2, 4, 8)  # t, d | k, b, code, c
     words = (digits.astype(np.uint32) << np.arange(0, 16, 4, dtype=np.uint32)[:, None]).sum(4).astype(np.uint16)
-    one = np.zeros((parts, rows // parts), np.float32)
+    added = np.zeros((parts, rows // parts), np.float32)
     if parts > 1:
-        one[[1, parts - 2]] = 1
-    shifted = f32(bias) + one.reshape(-1)
+        added[[1, parts - 2]] = 1
+    shifted = f32(bias) + added.reshape(-1)
     kept = shifted.astype(BF16)
     stored = {
         "qweight": np.ascontiguousarray(words.transpose(0, 2, 1, 3, 4)).view(np.int32).reshape(rows // 4, cols // 2),
@@ -329,7 +329,7 @@ def modulation(module: str, rows: int, cols: int, parts: int, more_groups: int =
         "bias": kept[order],
     }
     weight = f32(codes) * of_groups(scale, 64) + of_groups(zero, 64)
-    return Layer({f"{module}.{name}": array for name, array in stored.items()}, weight, f32(kept) - one.reshape(-1))
+    return Layer({f"{module}.{name}": array for name, array in stored.items()}, weight, f32(kept) - added.reshape(-1))
 
 
 def without_biases(stored: Arrays) -> Arrays:
@@ -340,11 +340,11 @@ def nunchaku() -> Iterator[Made]:
     block = "transformer_blocks.0"
     how = "code * scale, smoothed, and the product in float64; rows and columns padded to 128"
     for fp4, name, scales in ((False, "nunchaku_int4", ()), (True, "nunchaku_nvfp4", ("wtscale", "wcscales"))):
-        one = layer("transformer_blocks.0.attn.to_out.0", 72, 192, fp4, F16, NEW, scales)
+        linear = layer("transformer_blocks.0.attn.to_out.0", 72, 192, fp4, F16, NEW, scales)
         two = layer("transformer_blocks.0.mlp_fc2", 136, 64 if fp4 else 128, fp4, BF16, OLD, scales[:1])
-        stored = {n: a for n, a in (one.stored | two.stored).items() if not n.endswith(".bias")}
+        stored = {n: a for n, a in (linear.stored | two.stored).items() if not n.endswith(".bias")}
         values = {
-            "transformer_blocks.0.attn.to_out.0.weight": one.weight,
+            "transformer_blocks.0.attn.to_out.0.weight": linear.weight,
             "transformer_blocks.0.ff.net.2.weight": two.weight,
         }
         yield Made(f"{name}/handmade_padded", how, stored, values, "1e-6")

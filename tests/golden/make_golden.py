@@ -272,11 +272,11 @@ def cut_from(fixture: Fixture, case: Case) -> tuple[Tensors, Tensors, dict[str, 
         values |= expected
     header = {}
     if HEADER_KEY in fixture.header:
-        said = json.loads(fixture.header[HEADER_KEY])
+        document = json.loads(fixture.header[HEADER_KEY])
         kept = {piece.layer for piece in case.pieces}
-        said["layers"] = {layer: fields for layer, fields in said["layers"].items() if layer in kept}
-        header[HEADER_KEY] = json.dumps(said)
-    header |= {name: said for name, said in fixture.header.items() if name in values}  # torchao
+        document["layers"] = {layer: fields for layer, fields in document["layers"].items() if layer in kept}
+        header[HEADER_KEY] = json.dumps(document)
+    header |= {name: value for name, value in fixture.header.items() if name in values}  # torchao
     return stored, values, header
 
 
@@ -745,9 +745,9 @@ def main() -> None:
         stored, values, header = cut_from(fixture, case)
         cut = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in values.items())
         origin = fixture.origin | {"how": f"the first rows and columns of {cut} of the fixture {case.name}"}
-        for key, said in (("zeros", case.zeros), ("tolerance", case.tolerance)):
-            if said:
-                origin[key] = said
+        for key, value in (("zeros", case.zeros), ("tolerance", case.tolerance)):
+            if value:
+                origin[key] = value
         save(f"{case.format}/{case.name}", stored, values, header, origin)
     stored, values, origin = gpt_oss(fixtures / "llm/gpt_oss_mxfp4")
     save("gpt_oss_mxfp4/gpt_oss_mxfp4", stored, values, {}, origin)
@@ -762,7 +762,11 @@ def main() -> None:
         values = {name: as_torch(array) for name, array in made.values.items()}
         more = {"tolerance": made.tolerance, "also": made.also}
         save(
-            made.case, stored, values, {}, HAND | {"how": made.how} | {key: said for key, said in more.items() if said}
+            made.case,
+            stored,
+            values,
+            {},
+            HAND | {"how": made.how} | {key: value for key, value in more.items() if value},
         )
     for made in packed_integers.every(lambda name: Fixture(fixtures / name)):
         save(made.case, made.stored, made.values, {}, made.origin, made.config)

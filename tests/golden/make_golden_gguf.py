@@ -128,8 +128,8 @@ def values_of(kind: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarr
     with np.errstate(all="ignore"):
         if kind in BY_HAND:
             return BY_HAND[kind](blocks).astype(np.float32).reshape(shape)
-        found = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[kind])
-    return found.astype(np.float32).reshape(shape)
+        values = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[kind])
+    return values.astype(np.float32).reshape(shape)
 
 
 # ---- files
@@ -235,7 +235,7 @@ def random_case(kind: str) -> None:
 
 def every_index() -> None:
     """Write every entry of the grids with random scales and signs."""
-    for kind, entries, each in (
+    for kind, entries, per_entry in (
         ("IQ1_S", 2048, 32),
         ("IQ2_XXS", 256, 32),
         ("IQ2_XS", 512, 32),
@@ -243,8 +243,8 @@ def every_index() -> None:
         ("IQ3_XXS", 256, 64),
         ("IQ3_S", 512, 64),
     ):
-        blocks = random_blocks(kind, entries // each, True)
-        index = np.arange(entries).reshape(-1, each)
+        blocks = random_blocks(kind, entries // per_entry, True)
+        index = np.arange(entries).reshape(-1, per_entry)
         low, high = (index & 255).astype(np.uint8), index >> 8
         if kind == "IQ1_S":
             words = blocks[:, 34:].view(np.uint16) & 0xF000
@@ -286,12 +286,12 @@ def every_exponent() -> None:
 def scaled(fixtures: Path) -> None:
     """Write NVFP4 with X.scale: one from a fixture, and one for each expert by hand."""
     reader = GGUFReader(fixtures / "gguf_nvfp4_modelopt" / "quantized.gguf")
-    found = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     name = "blk.0.attn_k"
-    weight, scale = found[f"{name}.weight"], found[f"{name}.scale"].data
+    weight, scale = tensors[f"{name}.weight"], tensors[f"{name}.scale"].data
     blocks = weight.data[:5].reshape(-1, 36)
     stored = {f"{name}.weight": weight.data[:5], f"{name}.scale": scale}
-    stored[f"{name}.input_scale"] = found[f"{name}.input_scale"].data
+    stored[f"{name}.input_scale"] = tensors[f"{name}.input_scale"].data
     values = {f"{name}.weight": values_of("NVFP4", blocks, (5, 64)) * scale}
     for shape in ((3, 2, 128), (3, 2, 64)):
         name = f"{shape[2]}_exps"

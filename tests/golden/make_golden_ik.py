@@ -107,13 +107,13 @@ class Library:
         function.restype = None
         for row in range(0, len(stored), together):
             group = np.ascontiguousarray(stored[row : row + together])
-            found = np.zeros((together, cols), np.float32)
+            decoded = np.zeros((together, cols), np.float32)
             function(
                 pointer(group),
-                pointer(found),
+                pointer(decoded),
                 ctypes.c_int64(together * cols),
             )
-            values[row : row + together] = found
+            values[row : row + together] = decoded
         return values
 
 
@@ -148,11 +148,11 @@ def base_of(kind: str) -> str:
 def make_plain(library: Library, kind: str) -> None:
     """Write weights of a type that does not interleave rows."""
     of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
-    one, two = (1, of.elements), (1, 2 * of.elements)
-    weights = (rng.standard_normal(two if of.head else one) * 0.02).astype(np.float32)
+    of_one_row, two = (1, of.elements), (1, 2 * of.elements)
+    weights = (rng.standard_normal(two if of.head else of_one_row) * 0.02).astype(np.float32)
     rows = {
         "quantized": library.quantize(kind, weights),
-        "random": random_rows(rng, kind, *one),
+        "random": random_rows(rng, kind, *of_one_row),
         "odd": random_rows(rng, kind, *((2, of.elements) if of.head else two), odd=True),
     }
     how = "; ".join(f"{name}: {HOW[name].format(function_name(kind))}" for name in rows)

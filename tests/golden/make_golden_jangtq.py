@@ -19,18 +19,18 @@ def codebook(dim: int, bits: int) -> np.ndarray:
     grid = np.linspace(-1.0, 1.0, 10000)
     density = np.exp((dim - 3) / 2.0 * np.log(np.maximum(1.0 - grid**2, 1e-30)))
     density /= np.trapezoid(density, grid)
-    found = np.linspace(-3 / np.sqrt(dim), 3 / np.sqrt(dim), 1 << bits)
+    centroids = np.linspace(-3 / np.sqrt(dim), 3 / np.sqrt(dim), 1 << bits)
     for _ in range(200):
-        edges = np.concatenate([[-1.0], (found[:-1] + found[1:]) / 2, [1.0]])
-        moved = np.zeros(len(found))
+        edges = np.concatenate([[-1.0], (centroids[:-1] + centroids[1:]) / 2, [1.0]])
+        moved = np.zeros(len(centroids))
         for n, (low, high) in enumerate(pairwise(edges)):
-            cell = (grid >= low) & ((grid < high) | (n == len(found) - 1))
+            cell = (grid >= low) & ((grid < high) | (n == len(centroids) - 1))
             mass = np.trapezoid(density[cell], grid[cell])
             moved[n] = np.trapezoid(grid[cell] * density[cell], grid[cell]) / max(mass, 1e-10)
-        if np.allclose(found, moved, atol=1e-10):
+        if np.allclose(centroids, moved, atol=1e-10):
             break
-        found = moved
-    return np.sort(found).astype(np.float32)
+        centroids = moved
+    return np.sort(centroids).astype(np.float32)
 
 
 def hadamard(dim: int) -> np.ndarray:
@@ -53,9 +53,9 @@ def quantize(weight: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.
     norms = np.linalg.norm(rotated, axis=1)
     table = codebook(dim, bits)
     codes = (rotated / norms[:, None] > ((table[:-1] + table[1:]) / 2)[:, None, None]).sum(0)
-    each = 32 // bits
-    words = np.pad(codes, ((0, 0), (0, -dim % each))).reshape(len(codes), -1, each)
-    packed = (words << bits * np.arange(each)).sum(2).astype(np.uint32)
+    codes_per_word = 32 // bits
+    words = np.pad(codes, ((0, 0), (0, -dim % codes_per_word))).reshape(len(codes), -1, codes_per_word)
+    packed = (words << bits * np.arange(codes_per_word)).sum(2).astype(np.uint32)
     norms = norms.astype(np.float16)
     return packed, norms, ((table[codes] * norms.astype(np.float64)[:, None]) @ matrix * signs).astype(np.float32)
 

@@ -265,8 +265,8 @@ def make_dynamic(prefix, per_channel):
         parts = tensors_of(model, [name, f"{base}_scale", f"{base}_zero_point"])
         is_turned = name.startswith("onnx::") or "_Transposed" in name
         values = dequantize(parts, axis=1 if is_turned else 0)
-        own = f"{prefix}.dense.weight" if name.startswith("onnx::") else base.removesuffix("_Transposed")
-        expected[own] = values.T if is_turned else values
+        weight_name = f"{prefix}.dense.weight" if name.startswith("onnx::") else base.removesuffix("_Transposed")
+        expected[weight_name] = values.T if is_turned else values
     return model, expected
 
 

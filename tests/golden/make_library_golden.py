@@ -191,9 +191,9 @@ def torchao() -> Iterator[Case]:
         """Return an Int4PlainInt32Tensor for XPUs, whose kernel copies four bytes into a word, and its values."""
         tree = ast.parse(inspect.getsource(words._from_hp_xpu))
         tree.body[0].body = [node for node in tree.body[0].body if not isinstance(node, ast.Assert)]
-        exec(compile(tree, words.__file__, "exec"), found := dict(vars(words)))
+        exec(compile(tree, words.__file__, "exec"), names := dict(vars(words)))
         with patch.object(torch.ops.aten, "_convert_weight_to_int4pack", lambda codes, _: codes.view(torch.int32)):
-            made = found["_from_hp_xpu"](words.Int4PlainInt32Tensor, x, [1, group])
+            made = names["_from_hp_xpu"](words.Int4PlainInt32Tensor, x, [1, group])
         scale, zero = (part.t().contiguous() for part in (made.scale, made.zero_point.int()))
         codes = words.quantize_affine(x, [1, group], scale, zero, torch.int32, 0, 15)
         read = partial(dequantize_affine, codes, [1, group], scale.float(), zero, torch.int32, 0, 15)
@@ -257,8 +257,10 @@ def torchao() -> Iterator[Case]:
     for shape, tiled in (((5, 176), False), ((3, 5, 96), False), ((130, 80), True), ((2, 128, 32), True)):
         y = numbers(*shape)
         scale = nvfp4_tensor.per_tensor_amax_to_scale(y.abs().max())
-        each = nvfp4_tensor.per_tensor_amax_to_scale(y.abs().amax((-2, -1), keepdim=True)) if len(shape) == 3 else scale
-        for name, per_tensor in (("none", None), ("one", scale), ("each", each)):
+        global_scale = (
+            nvfp4_tensor.per_tensor_amax_to_scale(y.abs().amax((-2, -1), keepdim=True)) if len(shape) == 3 else scale
+        )
+        for name, per_tensor in (("none", None), ("one", scale), ("each", global_scale)):
             if not tiled or (name, len(shape)) in (("one", 2), ("each", 3)):
                 made[f"{name}_{len(shape)}d{'_tiles' if tiled else ''}"] = nvfp4_tensor.NVFP4Tensor.to_nvfp4(
                     y, per_tensor_scale=per_tensor, is_swizzled_scales=tiled

@@ -237,9 +237,9 @@ def modelslim() -> None:
             layer(torch.randn(4, shape[1]) + 0.5)
         if not unknown:
             return layer.deploy()
-        own = layer.weight_quantizer
+        quantizer = layer.weight_quantizer
         inputs = QParam(scheme=qir.int4_per_token_sym)
-        return qir.AutoFakeQuantLinear.create(inputs, own.get_q_param(), own.get_q_storage(), layer.bias)
+        return qir.AutoFakeQuantLinear.create(inputs, quantizer.get_q_param(), quantizer.get_q_storage(), layer.bias)
 
     def value_of(module: nn.Module) -> Tensor:
         """Return the weight that the producer's own layer multiplies by, with codes as they are saved."""
@@ -334,8 +334,8 @@ def load(path: str, *names: str, **given: object) -> dict:
         if (isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names)
         or (isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple))
     ]
-    exec(compile(tree, path, "exec"), found := {"torch": torch, **given})
-    return found
+    exec(compile(tree, path, "exec"), namespace := {"torch": torch, **given})
+    return namespace
 
 
 def w4afp8(quantizer: str, packer: str) -> None:
@@ -432,8 +432,8 @@ def qqq(layers: str) -> None:
         "List",
     )
     given = {name: MagicMock() for name in missing} | {"np": numpy, "GroupedQuantLinear": Base, "CPU": "cpu"}
-    own = ("_invert_permutation", "_unpack_uint4", "QQQLinear", "QQQTorchLinear")
-    kind = load(layers, *own, **given)["QQQTorchLinear"]
+    wanted_names = ("_invert_permutation", "_unpack_uint4", "QQQLinear", "QQQTorchLinear")
+    kind = load(layers, *wanted_names, **given)["QQQTorchLinear"]
     stored, values = {}, {}
     for name, rows, cols, size in (("channel", 128, 32, -1), ("groups", 64, 64, 32)):
         torch.manual_seed(rows)

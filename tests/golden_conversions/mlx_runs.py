@@ -54,8 +54,12 @@ class Mlx:
         module = name.removesuffix(".weight")
         if f"{module}.scales" not in stored:
             return None
-        own = quantization.get(module)
-        return {"bits": own["bits"], "group_size": own["group_size"]} if isinstance(own, dict) else "affine"
+        module_setting = quantization.get(module)
+        return (
+            {"bits": module_setting["bits"], "group_size": module_setting["group_size"]}
+            if isinstance(module_setting, dict)
+            else "affine"
+        )
 
 
 class _NoProcessor:

@@ -35,7 +35,7 @@ def compressed_tensors(folders: list[Path], original: Path) -> Iterator[Case]:
     from transformers import CompressedTensorsConfig
 
     for folder in folders:
-        found = {}
+        schemes = {}
         for path, module in load(folder, quantization_config=CompressedTensorsConfig()).named_modules():
             args = getattr(getattr(module, "quantization_scheme", None), "input_activations", None)
             if args is not None:
@@ -44,8 +44,8 @@ def compressed_tensors(folders: list[Path], original: Path) -> Iterator[Case]:
                     "token": f"{kind}_token", "tensor": f"{kind}_{'tensor' if args.dynamic else 'static'}",
                     "tensor_group": "nvfp4", "group": f"{kind}_g{args.group_size}",
                 }[str(getattr(args.strategy, "value", args.strategy))]  # fmt: skip
-                found[path] = name.replace("fp8_g32", "mxfp8").replace("fp4_g32", "mxfp4")
-        yield folder.name, folder, found
+                schemes[path] = name.replace("fp8_g32", "mxfp8").replace("fp4_g32", "mxfp4")
+        yield folder.name, folder, schemes
 
 
 def quark(folders: list[Path], original: Path) -> Iterator[Case]:
@@ -53,17 +53,17 @@ def quark(folders: list[Path], original: Path) -> Iterator[Case]:
     from quark.torch import import_model_from_safetensors
 
     for folder in folders:
-        found = {}
+        schemes = {}
         for path, module in import_model_from_safetensors(load(original), str(folder)).named_modules():
             quantizer = getattr(module, "input_quantizer", None)
             if quantizer is not None:
-                found[path] = _of_quark(quantizer)
-        yield folder.name, folder, found
+                schemes[path] = _of_quark(quantizer)
+        yield folder.name, folder, schemes
 
 
 def _of_quark(quantizer: Any) -> str:
     parts = list(quantizer.children()) if type(quantizer).__name__.startswith("Sequential") else [quantizer]
-    specs = [(each.qspec.dtype.value, each.qspec.qscheme.value) for each in parts]
+    specs = [(part.qspec.dtype.value, part.qspec.qscheme.value) for part in parts]
     if len(specs) == 2:
         return "nvfp4" if specs == [("fp4", "per_group"), ("fp8_e4m3", "per_tensor")] else str(specs)
     (dtype, scheme), kind = specs[0], specs[0][0].removesuffix("_e4m3")
@@ -77,13 +77,13 @@ def _of_quark(quantizer: Any) -> str:
 def torchao(folders: list[Path], original: Path) -> Iterator[Case]:
     """Read the schemes from the ``act_quant_kwargs`` of the weights."""
     for folder in folders:
-        found = {}
+        schemes = {}
         for path, module in load(folder).named_modules():
             args = getattr(getattr(module, "weight", None), "act_quant_kwargs", None)
             if args is not None:
                 kind = "int8" if "Int8" in type(args).__name__ else "fp8"
-                found[path] = f"{kind}_{'token' if type(args.granularity).__name__ == 'PerRow' else 'tensor'}"
-        yield folder.name, folder, found
+                schemes[path] = f"{kind}_{'token' if type(args.granularity).__name__ == 'PerRow' else 'tensor'}"
+        yield folder.name, folder, schemes
 
 
 def sdnq(folders: list[Path], original: Path) -> Iterator[Case]:
@@ -91,12 +91,12 @@ def sdnq(folders: list[Path], original: Path) -> Iterator[Case]:
     import sdnq  # noqa: F401 - transformers finds its quantizer then
 
     for folder in folders:
-        found = {}
+        schemes = {}
         for path, module in load(folder).named_modules():
             name = getattr(getattr(module, "forward_func", None), "__name__", "")
             if name.endswith("_matmul"):
-                found[path] = {"int8": "int8_token", "fp8": "fp8_token"}[name.split("_")[-2]]
-        yield folder.name, folder, found
+                schemes[path] = {"int8": "int8_token", "fp8": "fp8_token"}[name.split("_")[-2]]
+        yield folder.name, folder, schemes
 
 
 def modelopt(folders: list[Path], original: Path) -> Iterator[Case]:
@@ -110,16 +110,16 @@ def modelopt(folders: list[Path], original: Path) -> Iterator[Case]:
         config = mtq.FP8_KV_CFG if name == "FP8_KV" else getattr(mtq, f"{name}_CFG")
         if name == "FP8_KV":
             config = mtq.utils.update_quant_cfg_with_kv_cache_quant(mtq.FP8_DEFAULT_CFG, config["quant_cfg"])
-        made = mtq.quantize(load(original), config, lambda model: [model(each) for each in tokens])
-        found = {}
+        made = mtq.quantize(load(original), config, lambda model: [model(token) for token in tokens])
+        schemes = {}
         for path, module in made.named_modules():
             quantizer = getattr(module, "input_quantizer", None)
             if quantizer is not None and quantizer.is_enabled:
                 is_dynamic = getattr(quantizer, "_dynamic", False)
-                found[path] = f"{BITS[quantizer.num_bits]}_{'token' if is_dynamic else 'static'}"
+                schemes[path] = f"{BITS[quantizer.num_bits]}_{'token' if is_dynamic else 'static'}"
         folder = Path(tempfile.mkdtemp()) / name
         export_hf_checkpoint(made, export_dir=str(folder))
-        yield name, folder, found
+        yield name, folder, schemes
 
 
 PRODUCERS: dict[str, tuple[str, Callable[[list[Path], Path], Iterator[Case]]]] = {
@@ -145,13 +145,13 @@ def main() -> None:
                 for key in file.keys():  # noqa: SIM118 - it is no dict
                     part = file.get_slice(key)
                     tensors[key] = [part.get_dtype(), part.get_shape()]
-        kept, metadata, found = (
+        kept, metadata, first_block = (
             {key: value for key, value in sorted(all_of.items()) if ".layers.1." not in key}
             for all_of in (tensors, metadata, declared)
         )
         config = json.loads((folder / "config.json").read_text())["quantization_config"]
-        cases[setting] = {"config": config, "metadata": metadata, "tensors": kept, "declared": found}
-        print(setting, sorted(set(found.values())), len(found), flush=True)
+        cases[setting] = {"config": config, "metadata": metadata, "tensors": kept, "declared": first_block}
+        print(setting, sorted(set(first_block.values())), len(first_block), flush=True)
     origin = {"producer": package, "version": version(package), "how": read.__doc__}
     text = json.dumps({"origin": origin, "cases": cases}, separators=(",", ":"))
     (Path(__file__).parent / f"{name}.json").write_text(text.replace('"cases":', '\n"cases":') + "\n")

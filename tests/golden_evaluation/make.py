@@ -45,14 +45,14 @@ def main() -> None:
     ids = torch.tensor(tokenizer.encode(held_out).ids)[: CONTEXT * CHUNKS]
     save_file({"ids": ids.to(torch.int32)}, HERE / "ids.safetensors")
     with tempfile.TemporaryDirectory() as folder:
-        told = asked(llama_cpp, Path(folder), held_out)
-    found = {}
+        output = asked(llama_cpp, Path(folder), held_out)
+    printed = {}
     for name, pattern in FOUND.items():
-        match = re.search(pattern, told)
+        match = re.search(pattern, output)
         assert match is not None, name
-        values = [float(each) for each in match.groups()]
-        found[name] = [value / 100 for value in values] if pattern.endswith("%") else values
-    (HERE / "expected.json").write_text(json.dumps(found, indent=1) + "\n")
+        values = [float(group) for group in match.groups()]
+        printed[name] = [value / 100 for value in values] if pattern.endswith("%") else values
+    (HERE / "expected.json").write_text(json.dumps(printed, indent=1) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         (original / name).unlink(missing_ok=True)
 

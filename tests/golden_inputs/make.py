@@ -232,7 +232,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         package, make = PRODUCERS[name]
         x = inputs()
-        found = {"x": x} | {key: value.float().contiguous().clone() for key, value in make(x.clone())}
+        tensors = {"x": x} | {key: value.float().contiguous().clone() for key, value in make(x.clone())}
         number = "0.3.36, its sources" if name == "ggml" else version(package)
         origin = {
             "producer": package,
@@ -240,8 +240,8 @@ def main() -> None:
             "how": (make.__doc__ or "") + (GGML if name == "ggml" else ""),
         }
         metadata = {"origin": json.dumps(origin)}
-        save_file(found, Path(__file__).parent / f"{name}.safetensors", metadata)
-        print(name, *found)
+        save_file(tensors, Path(__file__).parent / f"{name}.safetensors", metadata)
+        print(name, *tensors)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def ggml(x: Tensor, sources: Path, folder: Path) -> Rounded:
     base, include = sources / "ggml/src", ["-I", sources / "ggml/include", "-I", sources / "ggml/src"]
     plain = compiled(folder / "base.so", "-O2", *include, base / "ggml-quants.c", folder / "tables.c")
     kernels = [base / "ggml-cpu/arch/x86/quants.c", base / "ggml-cpu/quants.c", folder / "tables.c"]
-    own = [*include, "-I", base / "ggml-cpu"]
-    fast = compiled(folder / "cpu.so", "-O2", "-mavx2", "-mfma", "-mf16c", *own, *kernels)
+    include_of_cpu = [*include, "-I", base / "ggml-cpu"]
+    fast = compiled(folder / "cpu.so", "-O2", "-mavx2", "-mfma", "-mf16c", *include_of_cpu, *kernels)
 
     def rounded(rows: Tensor, name: str) -> Tensor:
         rows = rows.contiguous()
@@ -81,10 +81,10 @@ def ggml(x: Tensor, sources: Path, folder: Path) -> Rounded:
 def hadamard(size: int, sources: Path, folder: Path) -> Tensor:
     """Return the matrix of ggml_gen_hadamard, which is compiled alone."""
     text = (sources / "src/llama-kv-cache.cpp").read_text()
-    found = re.search(r"static bool ggml_is_power_of_2.*?static void ggml_gen_hadamard.*?\n}\n", text, re.DOTALL)
-    assert found is not None
+    match = re.search(r"static bool ggml_is_power_of_2.*?static void ggml_gen_hadamard.*?\n}\n", text, re.DOTALL)
+    assert match is not None
     code = f"""#include "ggml.h"\n#include <cassert>\n#include <cmath>\n#include <vector>
-    {found[0]}
+    {match[0]}
     extern "C" void make(float * data, long n) {{
         ggml_tensor t = {{}}; t.type = GGML_TYPE_F32; t.data = data; t.ne[0] = t.ne[1] = n; t.ne[2] = t.ne[3] = 1;
         ggml_gen_hadamard(&t);
@@ -106,9 +106,9 @@ def module(path: Path, name: str, **stubs: dict[str, Any]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def vllm(x: Tensor, sources: Path) -> Rounded:
@@ -172,14 +172,14 @@ def main() -> None:
     llama_cpp, of_vllm, of_kivi = map(Path, sys.argv[1:])
     x, y = inputs(1, 2, 4, 64), inputs(1, 1, 32, 64)
     with tempfile.TemporaryDirectory() as folder:
-        found = {"x": x, "y": y, **dict(ggml(x, llama_cpp, Path(folder))), **dict(vllm(x, of_vllm))}
-    found |= dict(kivi(y, of_kivi))
+        tensors = {"x": x, "y": y, **dict(ggml(x, llama_cpp, Path(folder))), **dict(vllm(x, of_vllm))}
+    tensors |= dict(kivi(y, of_kivi))
     origin = {
         "producer": "llama-cpp-python, vllm, KIVI",
         "version": "0.3.36, 0.33.0, 876b4d2d",
         "how": __doc__,
     }
-    kept = {name: value.float().contiguous().clone() for name, value in found.items()}
+    kept = {name: value.float().contiguous().clone() for name, value in tensors.items()}
     save_file(kept, Path(__file__).parent / "caches.safetensors", {"origin": json.dumps(origin)})
     print(*kept)
 

@@ -67,8 +67,8 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
         for symmetric, option in ((True, ""), (False, ":asym")):
             for group, name in ((32, "g32"), (128, "g128"), (cols, "channel")):
                 how = {"strategy": "channel"} if group == cols else {"strategy": "group", "group_size": group}
-                found = of_compressed_tensors(x, group, num_bits=bits, type="int", symmetric=symmetric, **how)
-                yield "compressed-tensors", f"int{bits}_{name}{option}", found
+                rounded = of_compressed_tensors(x, group, num_bits=bits, type="int", symmetric=symmetric, **how)
+                yield "compressed-tensors", f"int{bits}_{name}{option}", rounded
     floats = {"type": "float", "symmetric": True}
     yield "compressed-tensors", "fp8_row", of_compressed_tensors(x, cols, num_bits=8, strategy="channel", **floats)
     tensor = QuantizationArgs(num_bits=8, strategy="tensor", **floats)
@@ -93,8 +93,8 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     codes = np.clip(x.numpy() / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
     for bits in (2, 3, 4, 5, 6, 8):
         for group in (32, 64, 128):
-            found = mx.dequantize(*mx.quantize(mx.array(x.numpy()), group, bits), group, bits)
-            yield "mlx", f"mlx_q{bits}_g{group}", torch.from_numpy(np.array(found))
+            rounded = mx.dequantize(*mx.quantize(mx.array(x.numpy()), group, bits), group, bits)
+            yield "mlx", f"mlx_q{bits}_g{group}", torch.from_numpy(np.array(rounded))
     yield "ml_dtypes", "fp8_tensor", torch.from_numpy(codes.astype(np.float32) * scale)
 
 
@@ -112,9 +112,9 @@ def main() -> None:
     made: dict[str, dict[str, str]] = {}
     for name, x in load_file(source).items():
         if x.dim() == 2 and x.shape[1] % 128 == 0 and "embedding" not in name:
-            for library, recipe, found in values(x.float()):
-                if not found.isnan().any():
-                    made.setdefault(f"{recipe} {library}", {})[name] = digest(found)
+            for library, recipe, value in values(x.float()):
+                if not value.isnan().any():
+                    made.setdefault(f"{recipe} {library}", {})[name] = digest(value)
     Path(target).write_text(json.dumps(made, indent=0) + "\n")
 
 

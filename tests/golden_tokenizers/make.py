@@ -40,7 +40,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 def main(checkout: Path) -> None:
     """Write the file."""
     sys.path[:0] = [str(checkout), str(checkout / "gguf-py")]
-    found = {}
+    documents = {}
     for name, (make, kind, pre) in CASES.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
@@ -48,10 +48,10 @@ def main(checkout: Path) -> None:
             size = len(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()) + 3
             config = write_model(kind, folder, size)
             keys = convert(folder, pre)
-            files = {own: (folder / own).read_text() for own in FILES if (folder / own).exists()}
+            files = {file: (folder / file).read_text() for file in FILES if (folder / file).exists()}
             files["tokenizer.json"] = json.loads(files["tokenizer.json"])
-            found[name] = {"config": config, "files": files, "keys": keys}
-    FILE.write_bytes(lzma.compress(json.dumps(found, ensure_ascii=False).encode(), preset=9 | lzma.PRESET_EXTREME))
+            documents[name] = {"config": config, "files": files, "keys": keys}
+    FILE.write_bytes(lzma.compress(json.dumps(documents, ensure_ascii=False).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def write_model(kind: str, folder: Path, size: int) -> dict[str, Any]:
@@ -74,11 +74,11 @@ def convert(folder: Path, pre: str) -> dict[str, Any]:
     model = kind(folder, gguf.LlamaFileType.ALL_F32, folder / "out.gguf")
     model.get_vocab_base_pre = lambda _tokenizer: pre
     model.set_vocab()
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for shard in model.gguf_writer.kv_data:
-        found |= {key: value.value for key, value in shard.items() if key.startswith("tokenizer.")}
+        keys |= {key: value.value for key, value in shard.items() if key.startswith("tokenizer.")}
     as_text = {
-        key: [as_str(item) for item in value] if isinstance(value, list) else value for key, value in found.items()
+        key: [as_str(item) for item in value] if isinstance(value, list) else value for key, value in keys.items()
     }
     return as_text | {"general.architecture": gguf.MODEL_ARCH_NAMES[model.model_arch]}
 
@@ -153,9 +153,11 @@ def qwen2(folder: Path) -> None:
     ]
     trained = json.loads(byte_level(pre_tokenizers.Sequence(words), normalizers.NFC()).to_str())["model"]
     merges = [tuple(pair) for pair in trained["merges"]]
-    own = transformers.Qwen2Tokenizer(vocab=trained["vocab"], merges=merges, additional_special_tokens=SPECIAL[1:])
-    own.add_tokens([AddedToken("<think>", normalized=False, special=False)])
-    own.save_pretrained(folder)
+    tokenizer = transformers.Qwen2Tokenizer(
+        vocab=trained["vocab"], merges=merges, additional_special_tokens=SPECIAL[1:]
+    )
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False, special=False)])
+    tokenizer.save_pretrained(folder)
 
 
 def qwen35(folder: Path) -> None:
@@ -168,9 +170,9 @@ def qwen35(folder: Path) -> None:
     ]
     trained = json.loads(byte_level(pre_tokenizers.Sequence(words), normalizers.NFC()).to_str())["model"]
     merges = [tuple(pair) for pair in trained["merges"]]
-    own = Qwen3_5Tokenizer(vocab=trained["vocab"], merges=merges, additional_special_tokens=SPECIAL[1:])
-    own.save_pretrained(folder)
-    save(own.backend_tokenizer, folder, "PreTrainedTokenizerFast", eos_token=SPECIAL[0])
+    tokenizer = Qwen3_5Tokenizer(vocab=trained["vocab"], merges=merges, additional_special_tokens=SPECIAL[1:])
+    tokenizer.save_pretrained(folder)
+    save(tokenizer.backend_tokenizer, folder, "PreTrainedTokenizerFast", eos_token=SPECIAL[0])
 
 
 def train_pieces(folder: Path, **options: Any) -> None:
@@ -188,8 +190,8 @@ def train_pieces(folder: Path, **options: Any) -> None:
 def llama(folder: Path) -> Tokenizer:
     """Write a tokenizer like that of Llama 2: by its class, with spaces in the normalizer, as it is published."""
     train_pieces(folder)
-    own = transformers.LlamaTokenizer.from_pretrained(folder, add_bos_token=True)
-    own.save_pretrained(folder)
+    slow_tokenizer = transformers.LlamaTokenizer.from_pretrained(folder, add_bos_token=True)
+    slow_tokenizer.save_pretrained(folder)
     state = json.loads((folder / "tokenizer.json").read_text())
     tokenizer = Tokenizer.from_str(json.dumps(state | {"normalizer": None, "pre_tokenizer": None}))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

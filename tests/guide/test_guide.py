@@ -186,10 +186,10 @@ class TestRecipes:
         assert sorted(layer["snr_db"] for layer in layers) == [layer["snr_db"] for layer in layers]
 
     def test_recipe_lists_names_and_errors_for_all_layers(self, report):
-        found = json.loads(self.jq(RECIPES[1], report).stdout)
+        document = json.loads(self.jq(RECIPES[1], report).stdout)
         layers = json.loads(report.read_text())["layers"]
 
-        assert [{"name": x["layer_name"], "mae": x["mean_absolute_error"]} for x in layers] == found
+        assert [{"name": x["layer_name"], "mae": x["mean_absolute_error"]} for x in layers] == document
 
     def test_recipe_gives_the_numbers_for_the_whole_model(self, report):
         aggregate = json.loads(report.read_text())["aggregate"]
@@ -247,10 +247,10 @@ def test_library_page_examples_run(tmp_path, monkeypatch):
     write(tmp_path / "fp8/model.safetensors", quantized_by(quantized_fp8, read_stored(tmp_path / "original"))[0])
     ids(tmp_path)
     monkeypatch.chdir(tmp_path)
-    page, found = (guide.PAGES / "library.md").read_text(), {}
+    page, names = (guide.PAGES / "library.md").read_text(), {}
     for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(example, found)
+        exec(example, names)
 
-    assert {"report", "judged", "ranking", "plan", "evaluation", "inspection", "new"} <= found.keys()
-    assert "pass" == found["report"].verdict
+    assert {"report", "judged", "ranking", "plan", "evaluation", "inspection", "new"} <= names.keys()
+    assert "pass" == names["report"].verdict
     assert (tmp_path / "report.html").is_file()

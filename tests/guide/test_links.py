@@ -23,8 +23,10 @@ def tokens_of(path):
 def links_of(path):
     """Return relative targets of links and pictures, fragments included."""
     inline = [child for token in tokens_of(path) for child in token.children or ()]
-    found = [token.attrGet("href") or token.attrGet("src") for token in inline if token.type in ("link_open", "image")]
-    return [link for link in found if not re.match(r"[a-z]+:", link)]
+    targets = [
+        token.attrGet("href") or token.attrGet("src") for token in inline if token.type in ("link_open", "image")
+    ]
+    return [link for link in targets if not re.match(r"[a-z]+:", link)]
 
 
 def anchors_of(path):

@@ -40,7 +40,7 @@ OF_DATA = re.compile(r"[\d,]+-[\d,]+|[\d.]+ % (of columns )?out|scale [+-]\d+ %|
 
 def declared_headings() -> set[str]:
     """Return headings that the code declares as texts, including those of tables that no sample has."""
-    found = set(
+    headings = set(
         re.findall(r'title: "([^"$]+)"', "".join(path.read_text() for room in ROOMS for path in room.rglob("*.js")))
     )
     for path in (path for room in ROOMS for path in room.rglob("*.py")):
@@ -48,31 +48,31 @@ def declared_headings() -> set[str]:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DECLARED:
                 position, keyword = DECLARED[call.func.id]
                 given = [*call.args[position : position + 1], *(k.value for k in call.keywords if k.arg == keyword)]
-                found |= {one.value for one in given if isinstance(one, ast.Constant)}
-    return found
+                headings |= {argument.value for argument in given if isinstance(argument, ast.Constant)}
+    return headings
 
 
 def shown_words(document) -> set[str]:
     """Return the headings and figures of a document, its verdict and the codes of its findings."""
-    view, found = document.view(10), set()
-    names = {one.name for one in getattr(document, "candidates", ())}
+    view, words = document.view(10), set()
+    names = {candidate.name for candidate in getattr(document, "candidates", ())}
     for part in (part for section in view.sections for part in section.parts):
         if isinstance(part, Table):
-            found |= {part.first, *(column.header for column in part.columns)} - names
+            words |= {part.first, *(column.header for column in part.columns)} - names
         elif isinstance(part, FigureGroup):
-            found |= {figure.title for figure in part.shown}
+            words |= {figure.title for figure in part.shown}
         elif isinstance(part, Shares):
-            found |= {share.title for whole in part.wholes for share in whole.shares}
-    return found | {view.word or "pass"}
+            words |= {share.title for whole in part.wholes for share in whole.shares}
+    return words | {view.word or "pass"}
 
 
 def of_vocabularies() -> set[str]:
-    found = set()
+    vocabulary_words = set()
     for kind in KINDS.values():
         words = kind.values.VOCABULARY
-        found |= {*words.items, *words.items.values(), *words.whole, *words.model}
-        found |= {score.title for score in words.scores.values()}
-    return found
+        vocabulary_words |= {*words.items, *words.items.values(), *words.whole, *words.model}
+        vocabulary_words |= {score.title for score in words.scores.values()}
+    return vocabulary_words
 
 
 WORDS = {
@@ -89,15 +89,15 @@ WORDS = {
 
 
 def unexplained(words: set[str]) -> set[str]:
-    found = set()
+    missing = set()
     for word in words:
         if OF_DATA.fullmatch(word):
             continue
         try:
             guide.explain(word)
         except guide.UsageError:
-            found.add(word)
-    return found
+            missing.add(word)
+    return missing
 
 
 @pytest.mark.parametrize("kind", WORDS)

@@ -27,24 +27,24 @@ MODEL = {
 
 
 def findings(inspection):
-    return {found.code: found.message for found in inspection.findings}
+    return {finding.code: finding.message for finding in inspection.findings}
 
 
 class TestInspection:
     def test_inspection_counts_stored_tensors(self, tmp_path):
-        found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
+        inspection = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
 
-        assert {"fp8_tensor": 1, "int8_row": 1, "dense": 2} == {k: t.weights for k, t in found.formats.items()}
-        assert 8192 * 2 + 128 + 4096 == found.total.elements
-        assert sum(t.nbytes for t in MODEL.values()) == found.total.bytes == found.bytes
-        assert 8 * (8192 + 4 + 4) / 8192 == found.formats["fp8_tensor"].bits_per_weight
-        assert (1, 64) == (found.formats["fp8_tensor"].scales, found.formats["int8_row"].scales)
-        assert {"attention", "mlp", "norm", "embedding"} == found.groups.keys()
-        assert [] == found.findings
+        assert {"fp8_tensor": 1, "int8_row": 1, "dense": 2} == {k: t.weights for k, t in inspection.formats.items()}
+        assert 8192 * 2 + 128 + 4096 == inspection.total.elements
+        assert sum(t.nbytes for t in MODEL.values()) == inspection.total.bytes == inspection.bytes
+        assert 8 * (8192 + 4 + 4) / 8192 == inspection.formats["fp8_tensor"].bits_per_weight
+        assert (1, 64) == (inspection.formats["fp8_tensor"].scales, inspection.formats["int8_row"].scales)
+        assert {"attention", "mlp", "norm", "embedding"} == inspection.groups.keys()
+        assert [] == inspection.findings
 
     def test_inspection_describes_each_weight(self, tmp_path):
-        found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
-        weights = {weight.name: weight for weight in found.weights}
+        inspection = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL))
+        weights = {weight.name: weight for weight in inspection.weights}
         q = weights["model.layers.0.self_attn.q_proj.weight"]
 
         assert ("fp8_tensor", "F8_E4M3", [64, 128], 8, "layers.0") == (q.format, q.dtype, q.shape, q.code_bits, q.block)
@@ -62,13 +62,13 @@ class TestInspection:
 
     def test_unread_weights_are_named_with_the_reason(self, tmp_path):
         tensors = {"a.weight": fp8_codes(4, 64), "b.weight": fp8_codes(4, 64), "b.weight_scale": torch.ones(3)}
-        found = quanterr.inspect(store(tmp_path / "m.safetensors", tensors))
+        inspection = quanterr.inspect(store(tmp_path / "m.safetensors", tensors))
 
-        assert {"unread"} == found.formats.keys()
-        assert None is found.total.bits_per_weight
-        assert all(weight.reason for weight in found.weights)
-        assert "fits no known layout" in found.findings[1].message
-        assert {"error"} == {finding.severity for finding in found.findings}
+        assert {"unread"} == inspection.formats.keys()
+        assert None is inspection.total.bits_per_weight
+        assert all(weight.reason for weight in inspection.weights)
+        assert "fits no known layout" in inspection.findings[1].message
+        assert {"error"} == {finding.severity for finding in inspection.findings}
 
     def test_contradictory_and_orphaned_labels_are_reported(self, tmp_path):
         tensors = {
@@ -76,18 +76,18 @@ class TestInspection:
             "a.weight_scale": torch.ones(4),
             "a.comfy_quant": label(format="int8_tensorwise"),
         }
-        said = header({"a": {"format": "int8_blockwise"}, "gone": {"format": "int8_blockwise"}})
-        found = findings(quanterr.inspect(store(tmp_path / "m.safetensors", tensors, said)))
+        labels = header({"a": {"format": "int8_blockwise"}, "gone": {"format": "int8_blockwise"}})
+        reported = findings(quanterr.inspect(store(tmp_path / "m.safetensors", tensors, labels)))
 
-        assert "labels disagree" in found["ambiguous_layout"]
-        assert "gone" in found["label_without_layer"]
+        assert "labels disagree" in reported["ambiguous_layout"]
+        assert "gone" in reported["label_without_layer"]
 
     def test_configuration_without_codes_is_reported(self, tmp_path):
         config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
-        found = quanterr.inspect(store(tmp_path / "m", {"a.weight": X}, config=config))
+        inspection = quanterr.inspect(store(tmp_path / "m", {"a.weight": X}, config=config))
 
-        assert ("fp8", "LlamaForCausalLM") == (found.quant_method, found.architecture)
-        assert "no weight is stored quantized" in findings(found)["config_without_codes"]
+        assert ("fp8", "LlamaForCausalLM") == (inspection.quant_method, inspection.architecture)
+        assert "no weight is stored quantized" in findings(inspection)["config_without_codes"]
 
     def test_damaged_file_is_an_error(self, tmp_path):
         (tmp_path / "m.safetensors").write_bytes(b"\x00" * 20)
@@ -198,19 +198,19 @@ class TestDocument:
     @pytest.fixture
     def stored(self, tmp_path):
         path = store(tmp_path / "m.safetensors", MODEL)
-        found = quanterr.inspect(path)
-        found.save(tmp_path / "i.json")
-        return found, tmp_path / "i.json"
+        inspection = quanterr.inspect(path)
+        inspection.save(tmp_path / "i.json")
+        return inspection, tmp_path / "i.json"
 
     def test_document_is_read_back_unchanged(self, stored):
-        found, path = stored
+        inspection, path = stored
 
-        assert found.to_json() == quanterr.read_document(str(path)).to_json()
+        assert inspection.to_json() == quanterr.read_document(str(path)).to_json()
 
     @pytest.mark.parametrize("suffix", ["html", "md", "csv", "jsonl", "xml"])
     def test_document_has_every_output(self, stored, tmp_path, suffix):
-        found, _ = stored
-        found.save(tmp_path / f"i.{suffix}")
+        inspection, _ = stored
+        inspection.save(tmp_path / f"i.{suffix}")
 
         assert "fp8_tensor" in (tmp_path / f"i.{suffix}").read_text()
 
@@ -225,26 +225,26 @@ class TestDocument:
 
     def test_rules_are_inconclusive_where_a_weight_is_unread(self, tmp_path):
         codes = {"a.weight": torch.zeros(4, 32, dtype=torch.uint32), "a.scales": torch.ones(4, 4)}
-        found = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL | codes | {"a.biases": torch.ones(4, 4)}))
-        found.save(tmp_path / "i.json")
+        inspection = quanterr.inspect(store(tmp_path / "m.safetensors", MODEL | codes | {"a.biases": torch.ones(4, 4)}))
+        inspection.save(tmp_path / "i.json")
         done = CliRunner().invoke(app, ["gate", str(tmp_path / "i.json"), "--require", "bits_per_weight <= 32"])
 
-        assert 1 == found.unread
+        assert 1 == inspection.unread
         assert Status.INCONCLUSIVE == done.exit_code
 
     def test_diff_lists_a_weight_whose_storage_changed(self, stored, tmp_path):
-        found, _ = stored
-        (name, *_) = [weight.name for weight in found.weights if weight.format == "fp8_tensor"]
+        inspection, _ = stored
+        (name, *_) = [weight.name for weight in inspection.weights if weight.format == "fp8_tensor"]
         plain = {key: value for key, value in MODEL.items() if not key.startswith(name)} | {name: X}
-        (change,) = quanterr.diff(found, quanterr.inspect(store(tmp_path / "n.safetensors", plain))).candidates
+        (change,) = quanterr.diff(inspection, quanterr.inspect(store(tmp_path / "n.safetensors", plain))).candidates
 
         assert [(name, "fp8_tensor", "dense")] == [
-            (one.layer, one.old_format, one.new_format) for one in (*change.worse, *change.better)
+            (weight.layer, weight.old_format, weight.new_format) for weight in (*change.worse, *change.better)
         ]
 
 
 def test_quiet_line_names_the_first_error(tmp_path):
     damaged = {name: torch.full((2, 2), float("nan")) for name in ("a.weight", "b.weight")}
-    found = quanterr.inspect(store(tmp_path / "m.safetensors", damaged), values=True)
+    inspection = quanterr.inspect(store(tmp_path / "m.safetensors", damaged), values=True)
 
-    assert f"; error: {found.problems[0]}" in found.brief()
+    assert f"; error: {inspection.problems[0]}" in inspection.brief()

@@ -32,8 +32,8 @@ def quantized(tensors, by=quantized_int8):
 
 def told(folder, tensors):
     """Return severities and messages by code."""
-    found = quanterr.inspect(store(folder / "m.safetensors", tensors), values=True)
-    return {one.code: (one.severity, one.message) for one in found.findings}
+    inspection = quanterr.inspect(store(folder / "m.safetensors", tensors), values=True)
+    return {finding.code: (finding.severity, finding.message) for finding in inspection.findings}
 
 
 @pytest.mark.parametrize("by", [dict, quantized, lambda x: quantized(x, quantized_fp8)])
@@ -78,9 +78,9 @@ class TestNonfinite:
         tensors[UP.format(3)][129, 127] = NAN
         tensors[UP.format(2)][[7, 64]] = 0
 
-        found = told(tmp_path, tensors)
-        assert f"{UP.format(3)} (1 of 16,640)" in found["nonfinite_values"][1]
-        assert f"{UP.format(2)} (2 rows: 7, 64)" in found["constant_rows"][1]
+        findings = told(tmp_path, tensors)
+        assert f"{UP.format(3)} (1 of 16,640)" in findings["nonfinite_values"][1]
+        assert f"{UP.format(2)} (2 rows: 7, 64)" in findings["constant_rows"][1]
 
 
 class TestConstants:
@@ -95,10 +95,10 @@ class TestConstants:
     def test_constant_rows_are_a_warning_unless_they_are_the_last(self, tmp_path, rows, severity):
         tensors = model()
         tensors[UP.format(1)][rows] = 0
-        found = told(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"]
+        finding = told(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"]
 
-        assert severity == found[0]
-        assert f"{UP.format(1)} (4 rows: {rows.start}, {rows.start + 1}, {rows.start + 2}, …)" in found[1]
+        assert severity == finding[0]
+        assert f"{UP.format(1)} (4 rows: {rows.start}, {rows.start + 1}, {rows.start + 2}, …)" in finding[1]
 
     def test_rows_too_small_for_a_shared_scale_are_an_info(self, tmp_path):
         tensors = model()
@@ -118,10 +118,10 @@ class TestConstants:
     def test_zero_expert_is_named_once(self, tmp_path):
         stack = numbers(4, 32, 64)
         stack[2] = 0
-        found = told(tmp_path, {STACK: stack})
+        findings = told(tmp_path, {STACK: stack})
 
-        assert {"constant_weight"} == found.keys()
-        assert f"{STACK} (expert 2)" in found["constant_weight"][1]
+        assert {"constant_weight"} == findings.keys()
+        assert f"{STACK} (expert 2)" in findings["constant_weight"][1]
 
 
 class TestRepetitions:
@@ -148,10 +148,10 @@ class TestScales:
     def test_wrong_scales_are_named(self, tmp_path, value, code, severity):
         tensors = quantized(model())
         tensors[f"{UP.format(1)}_scale"] = torch.tensor(value)
-        found = told(tmp_path, tensors)
+        findings = told(tmp_path, tensors)
 
-        assert (severity, True) == (found[code][0], f"{UP.format(1)} (1 of 1)" in found[code][1])
-        assert "nonfinite_values" not in found
+        assert (severity, True) == (findings[code][0], f"{UP.format(1)} (1 of 1)" in findings[code][1])
+        assert "nonfinite_values" not in findings
 
     def test_zero_scales_count_only_above_nonzero_codes(self, tmp_path):
         tensors, name = quantized(model()), UP.format(1)

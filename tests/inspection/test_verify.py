@@ -40,22 +40,22 @@ def note(file, etag):
 @pytest.mark.parametrize("place", [cache, note])
 def test_matching_checksum_is_verified(file, place, monkeypatch):
     monkeypatch.setattr(checksums, "BLOCK_BYTES", 1000)
-    found = quanterr.inspect(place(file, digest(file)), verify=True)
+    inspection = quanterr.inspect(place(file, digest(file)), verify=True)
 
-    assert (1, []) == (found.verified, found.findings)
-    assert found.run.read_bytes > 64 * 128 * 2
+    assert (1, []) == (inspection.verified, inspection.findings)
+    assert inspection.run.read_bytes > 64 * 128 * 2
 
 
 @pytest.mark.parametrize("place", [cache, note])
 def test_mismatched_checksum_is_an_error_with_both_values(file, place):
     actual, stated = digest(file), "a" * 64
     path = place(file, stated)
-    found = quanterr.inspect(path, verify=True)
-    (told,) = found.findings
+    inspection = quanterr.inspect(path, verify=True)
+    (finding,) = inspection.findings
 
-    assert (0, "checksum_mismatch", "error") == (found.verified, told.code, told.severity)
-    assert f"{path}: its SHA-256 is {actual}, and the hub states {stated}" in told.message
-    assert found.problems
+    assert (0, "checksum_mismatch", "error") == (inspection.verified, finding.code, finding.severity)
+    assert f"{path}: its SHA-256 is {actual}, and the hub states {stated}" in finding.message
+    assert inspection.problems
 
 
 @pytest.mark.parametrize("etag", [None, "11c5a3d5811f50298f278a704980280950aedb10", "not a checksum"])
@@ -67,10 +67,10 @@ def test_verifying_without_a_stated_checksum_is_wrong_usage(file, etag):
 def test_shards_without_a_checksum_are_a_warning(tmp_path):
     shards = [store(tmp_path / f"m-0000{n}-of-00002.safetensors", {f"{n}.weight": numbers(64, 128)}) for n in (1, 2)]
     note(shards[0], digest(shards[0]))
-    found = quanterr.inspect(tmp_path, verify=True)
+    inspection = quanterr.inspect(tmp_path, verify=True)
 
-    assert (1, ["warning"]) == (found.verified, [one.severity for one in found.findings])
-    assert "no SHA-256 for 1 file: m-00002-of-00002.safetensors" in found.findings[0].message
+    assert (1, ["warning"]) == (inspection.verified, [finding.severity for finding in inspection.findings])
+    assert "no SHA-256 for 1 file: m-00002-of-00002.safetensors" in inspection.findings[0].message
 
 
 def test_verification_is_off_by_default(file):

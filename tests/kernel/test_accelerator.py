@@ -47,9 +47,9 @@ def device(number=0):
 
 def document(report):
     """Return the document of a report without its run."""
-    found = json.loads(report.to_json())
-    del found["run"]
-    return found
+    fields = json.loads(report.to_json())
+    del fields["run"]
+    return fields
 
 
 def both(make, **where):
@@ -77,9 +77,9 @@ def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
     # Exact to the bit: the same torch operations, one after the other, on the same chunks.
     original = blurred(case, tmp_path)
-    here, there = both(lambda name: quanterr.compare(original, case, device=name))
+    on_cpu, on_device = both(lambda name: quanterr.compare(original, case, device=name))
 
-    assert here == there
+    assert on_cpu == on_device
 
 
 @pytest.mark.slow  # what samples add depends on the format, not on the file
@@ -87,9 +87,9 @@ def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
 def test_numbers_of_other_files_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
     original = blurred(case, tmp_path)
-    here, there = both(lambda name: compare_each(original, [case], CompareOptions(device=name), samples=False)[0])
+    on_cpu, on_device = both(lambda name: compare_each(original, [case], CompareOptions(device=name), samples=False)[0])
 
-    assert here == there
+    assert on_cpu == on_device
 
 
 @pytest.mark.skipif(library.find_best().kernel is None, reason="no compiled kernel here")
@@ -99,9 +99,9 @@ def test_samples_are_examined_on_the_cpu_by_the_compiled_kernel(monkeypatch, tmp
     files = stored(tmp_path, a=(300, 200), b=(16, 64))
     here = quanterr.compare(*files, device="cpu")
     with simulated():
-        there = quanterr.compare(*files, device=NAME)
+        report = quanterr.compare(*files, device=NAME)
 
-    for x, y in zip(here.layers, there.layers, strict=True):
+    for x, y in zip(here.layers, report.layers, strict=True):
         assert x.excess_db == y.excess_db is not None
         assert x.scale_loss_db == y.scale_loss_db is not None
         assert x.worst_element == y.worst_element
@@ -121,22 +121,24 @@ class TestRanking:
     def test_candidates_are_ranked_as_on_the_cpu(self, tmp_path):
         original, quantized = stored(tmp_path, a=(64, 64), b=(32, 96))
         candidates = [quantized, stored(tmp_path / "other", a=(64, 64), b=(32, 96))[1]]
-        here, there = both(lambda name: quanterr.rank(original, candidates, device=name))
+        on_cpu, on_device = both(lambda name: quanterr.rank(original, candidates, device=name))
 
-        assert here == there
+        assert on_cpu == on_device
 
     def test_recipes_are_swept_as_on_the_cpu(self, tmp_path):
         original, _ = stored(tmp_path, a=(64, 64))
         to = ["fp8_row", "int4_g32", "nvfp4", "gguf_q4_k"]
-        here, there = both(lambda name: quanterr.sweep(original, to=to, device=name))
+        on_cpu, on_device = both(lambda name: quanterr.sweep(original, to=to, device=name))
 
-        assert here == there
+        assert on_cpu == on_device
 
     def test_recipes_are_planned_as_on_the_cpu(self, tmp_path):
         original, _ = stored(tmp_path, a=(64, 64), b=(32, 96))
-        here, there = both(lambda name: quanterr.plan(original, to=["fp8_row", "int4_g32"], bits=6.0, device=name))
+        on_cpu, on_device = both(
+            lambda name: quanterr.plan(original, to=["fp8_row", "int4_g32"], bits=6.0, device=name)
+        )
 
-        assert here == there
+        assert on_cpu == on_device
 
 
 def test_measure_takes_device_tensors():
@@ -144,9 +146,9 @@ def test_measure_takes_device_tensors():
     y = x + 0.1 * numbers(40, 70, seed=1)
     here = quanterr.measure(x, y)
     with simulated():
-        there = quanterr.measure(x.to(device()), y.to(device()))
+        metrics = quanterr.measure(x.to(device()), y.to(device()))
 
-    assert here == there
+    assert here == metrics
 
 
 class TestMany:
@@ -160,17 +162,17 @@ class TestMany:
 
     def test_workers_on_separate_streams_give_the_same_sums(self, tmp_path):
         files = stored(tmp_path, a=(20, 1000), b=(10, 800), c=(8, 8))
-        here, there = both(lambda name: quanterr.compare(*files, device=name))
+        on_cpu, on_device = both(lambda name: quanterr.compare(*files, device=name))
 
-        assert here == there
+        assert on_cpu == on_device
 
     @pytest.mark.parametrize("name", ["quip_sharp/handmade_rvq3", "vptq/vptq_synthetic"])
     def test_shared_parts_are_in_order(self, name, tmp_path):
         case = GOLDEN / f"{name}.safetensors"
         original = blurred(case, tmp_path)
-        here, there = both(lambda name: quanterr.compare(original, case, device=name))
+        on_cpu, on_device = both(lambda name: quanterr.compare(original, case, device=name))
 
-        assert here == there
+        assert on_cpu == on_device
 
 
 class TestBuffers:
@@ -192,40 +194,44 @@ class TestBuffers:
 
     def test_shared_buffers_wait_until_they_are_made(self, entry):
         with simulated():
-            there = device()
+            simulated_device = device()
             for _ in range(2):
-                with own_stream(there):
-                    workspace = Workspace(there)
-                    found = workspace.share("x", entry, lambda: torch.arange(4, device=there))
-            total = int(found.sum())
+                with own_stream(simulated_device):
+                    workspace = Workspace(simulated_device)
+                    shared = workspace.share("x", entry, lambda: torch.arange(4, device=simulated_device))
+            total = int(shared.sum())
 
         assert 6 == total
 
     def test_shared_buffers_wait_until_their_pieces_are_filled(self, entry):
         with simulated():
-            there = device()
-            workspaces = [Workspace(there) for _ in range(2)]
+            simulated_device = device()
+            workspaces = [Workspace(simulated_device) for _ in range(2)]
             for workspace in workspaces:
-                with own_stream(there):
-                    found = workspace.share(
-                        "x", entry, lambda: torch.empty(2, device=there), lambda out, piece: out[piece].fill_(piece), 2
+                with own_stream(simulated_device):
+                    shared = workspace.share(
+                        "x",
+                        entry,
+                        lambda: torch.empty(2, device=simulated_device),
+                        lambda out, piece: out[piece].fill_(piece),
+                        2,
                     )
-            with own_stream(there):
-                total = int(found.sum())
+            with own_stream(simulated_device):
+                total = int(shared.sum())
 
         assert 1 == total
 
     def test_shared_buffers_are_kept_for_all_who_use_them(self, entry):
         with simulated():
-            there = device()
-            workspaces = [Workspace(there) for _ in range(2)]
+            simulated_device = device()
+            workspaces = [Workspace(simulated_device) for _ in range(2)]
             for workspace in workspaces:
-                with own_stream(there):
-                    found = workspace.share("x", entry, lambda: torch.arange(4, device=there)) + 1
+                with own_stream(simulated_device):
+                    shared = workspace.share("x", entry, lambda: torch.arange(4, device=simulated_device)) + 1
             workspaces.clear()  # frees the shared tensor, which the second stream may still read
             del workspace
 
-            assert (4,) == found.shape
+            assert (4,) == shared.shape
 
 
 class TestRoom:
@@ -242,25 +248,25 @@ class TestRoom:
 
     def compared(self, files, name=NAME, **where):
         """Return the report, and the maximum number of bytes that the comparison held on the device."""
-        with simulated(**where) as there:
-            return quanterr.compare(*files, device=name), there.peak
+        with simulated(**where) as memory:
+            return quanterr.compare(*files, device=name), memory.peak
 
     def test_missing_byte_is_found_with_smaller_chunks(self, files):
         whole, most = self.compared(files)
-        found, peak = self.compared(files, limit=most - 1)
+        report, peak = self.compared(files, limit=most - 1)
 
         assert peak < most
-        assert whole.run.device == found.run.device
-        assert whole.layers[0].max_absolute_error == found.layers[0].max_absolute_error
-        assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
+        assert whole.run.device == report.run.device
+        assert whole.layers[0].max_absolute_error == report.layers[0].max_absolute_error
+        assert whole.layers[0].mean_squared_error == pytest.approx(report.layers[0].mean_squared_error, rel=SUMS)
 
     def test_cpu_goes_on_where_device_memory_runs_out(self, files):
         whole, _ = self.compared(files)
-        found, peak = self.compared(files, "auto", limit=1000)
+        report, peak = self.compared(files, "auto", limit=1000)
 
         assert peak <= 1000
-        assert f"{NAME}:0 (simulated); also cpu, as memory ran out at a.weight" == found.run.device
-        assert whole.layers[0].mean_squared_error == pytest.approx(found.layers[0].mean_squared_error, rel=SUMS)
+        assert f"{NAME}:0 (simulated); also cpu, as memory ran out at a.weight" == report.run.device
+        assert whole.layers[0].mean_squared_error == pytest.approx(report.layers[0].mean_squared_error, rel=SUMS)
 
     def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, files):
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try device cpu") as raised:
@@ -270,11 +276,11 @@ class TestRoom:
 
     @pytest.mark.session
     def test_device_memory_is_released_at_the_end(self, files):
-        with simulated() as there:
+        with simulated() as memory:
             quanterr.compare(*files, device=NAME)
             gc.collect()
 
-            assert there.used < 1 << 14  # formats keep some tables
+            assert memory.used < 1 << 14  # formats keep some tables
 
 
 class TestChoice:
@@ -314,8 +320,8 @@ class TestChoice:
     )
     def test_notice_says_why_the_accelerator_is_not_taken(self, monkeypatch, capsys, product, known):
         monkeypatch.setattr(devices, "usable_cores", lambda: 16)
-        with simulated() as there:
-            monkeypatch.setattr(type(there), "get_device_name", lambda *_: product)
+        with simulated() as memory:
+            monkeypatch.setattr(type(memory), "get_device_name", lambda *_: product)
             choose_device("auto", library.Kernel(None, "avx512"))
 
             assert (

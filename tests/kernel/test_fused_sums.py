@@ -148,13 +148,13 @@ def on_the_cpu(monkeypatch):
 def test_reports_are_those_of_the_specification(on_the_cpu, monkeypatch, tmp_path):
     monkeypatch.setenv(library.VARIABLE, "torch")
     files = stored(tmp_path, a=(40, 700), b=(8, 64))
-    found = quanterr.compare(*files, device="cpu")
+    report = quanterr.compare(*files, device="cpu")
     monkeypatch.setattr(fused_sums, "COMPILED_FOR", ())
     fused_sums._check_kernel.cache_clear()
     expected = quanterr.compare(*files, device="cpu")
 
-    assert [finding.code for finding in expected.findings] == [finding.code for finding in found.findings]
-    for x, y in zip(expected.layers, found.layers, strict=True):
+    assert [finding.code for finding in expected.findings] == [finding.code for finding in report.findings]
+    for x, y in zip(expected.layers, report.layers, strict=True):
         assert x.max_absolute_error == y.max_absolute_error
         assert x.absolute_error_percentiles == y.absolute_error_percentiles
         assert x.mean_squared_error == pytest.approx(y.mean_squared_error, rel=1e-12)
@@ -171,8 +171,8 @@ def test_notice_says_why_torch_computes_the_sums(on_the_cpu, monkeypatch, capsys
     def fail(*args):
         if failure is not None:
             raise failure
-        found, histogram = launch(*args)
-        return 2 * found, histogram
+        sums, histogram = launch(*args)
+        return 2 * sums, histogram
 
     monkeypatch.setattr(fused_sums, "_launch", fail)
 

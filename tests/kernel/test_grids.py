@@ -36,9 +36,9 @@ class TestTiles:
         matrix = numbers(4 * DOWN, 2 * ACROSS)
         tiles = Tiles("R C a2 b4" if rows_first else "C R a2 b4", "Rb", "Ca")
         stored = in_tiles(matrix, rows_first)
-        found = read(tmp_path, stored, lambda entry: Grid(entry, 9, 1, tiles=tiles), Chunk(*rows, 2, 9))
+        read_numbers = read(tmp_path, stored, lambda entry: Grid(entry, 9, 1, tiles=tiles), Chunk(*rows, 2, 9))
 
-        assert torch.equal(matrix[rows[0] : rows[1], 2:9].float(), found)
+        assert torch.equal(matrix[rows[0] : rows[1], 2:9].float(), read_numbers)
 
     @pytest.mark.parametrize("high_first", [True, False])
     def test_codes_in_tiles_are_found(self, tmp_path, rows_first, rows, high_first):
@@ -47,11 +47,11 @@ class TestTiles:
         stored = (pairs[:, 0] << (4 if high_first else 0)) | (pairs[:, 1] << (0 if high_first else 4))
         tiles = Tiles("R C a2 b4" if rows_first else "C R a2 b4", "Rb", "Ca", 4, high_first)
         levels = tuple(float(code * code) for code in range(16))
-        found = read(
+        read_numbers = read(
             tmp_path, stored, lambda entry: Grid(entry, 10, 1, tiles=tiles, levels=levels), Chunk(*rows, 0, 10)
         )
 
-        assert torch.equal(matrix[rows[0] : rows[1]].float().square(), found)
+        assert torch.equal(matrix[rows[0] : rows[1]].float().square(), read_numbers)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -62,11 +62,11 @@ def test_code_less_one_of_zero_borrows_from_the_next(tmp_path, bits):
     words = ((codes.view(3, 2, -1) << places).sum(2) - (1 << places).sum()) & 0xFFFFFFFF
     stored = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
     packing = CodePacking("dense", bits, less_one=True)
-    found = read(
+    read_numbers = read(
         tmp_path, stored, lambda entry: Grid(entry, 64 // bits, 1, packing=packing), Chunk(0, 3, 0, 64 // bits)
     )
 
-    assert torch.equal(codes, found.long())
+    assert torch.equal(codes, read_numbers.long())
 
 
 def test_numbers_of_wider_blocks_change_those_of_blocks(tmp_path):
@@ -74,6 +74,6 @@ def test_numbers_of_wider_blocks_change_those_of_blocks(tmp_path):
     with open_checkpoint(store(tmp_path / "x.safetensors", {"scales": scales, "factors": factors})) as checkpoint:
         factor = Grid(checkpoint.entries["factors"], 2, 24, key="factor")
         grid = Grid(checkpoint.entries["scales"], 6, 8, steps=(("mul", factor), ("neg", None), ("add", 1.0)))
-        found = grid(Chunk(1, 3, 16, 48), Workspace())
+        block_numbers = grid(Chunk(1, 3, 16, 48), Workspace())
 
-    assert torch.equal(1 - (scales.float() * factors.repeat_interleave(3, 1))[1:3, 2:], found)
+    assert torch.equal(1 - (scales.float() * factors.repeat_interleave(3, 1))[1:3, 2:], block_numbers)

@@ -549,14 +549,14 @@ class TestRowPieces:
         y = quantized(x, 4)
         y[1] *= 1.5
         pieces, whole = summed(x, y, size=size, wide=wide), summed(x, y, size=1 << 20, wide=True)
-        found, expected = (dict(worst_rows(sums.rows.items())) for sums in (pieces, whole))
+        actual, expected = (dict(worst_rows(sums.rows.items())) for sums in (pieces, whole))
 
         assert_agrees(pieces, x, y, wide)
-        assert [1, *(number for number in expected if number != 1)] == list(found)
+        assert [1, *(number for number in expected if number != 1)] == list(actual)
         for number, row in expected.items():
-            assert as_float(found[number].x_sq) == about(row.x_sq)
-            assert as_float(found[number].e_sq) == about(row.e_sq)
-            assert found[number].e_max == pytest.approx(row.e_max, rel=ONE_ROUNDING)
+            assert as_float(actual[number].x_sq) == about(row.x_sq)
+            assert as_float(actual[number].e_sq) == about(row.e_sq)
+            assert actual[number].e_max == pytest.approx(row.e_max, rel=ONE_ROUNDING)
 
     @pytest.mark.parametrize("size", [5000, 5120])
     def test_row_pieces_with_any_width_give_the_same_sums(self, size):
@@ -585,18 +585,18 @@ class TestRowPieces:
         x = normal(3, 100_003)
         y = quantized(x, 8)
         y[place] += 1
-        row, col, original, found = worst_element(x, y, size)
+        row, col, original, quantized_value = worst_element(x, y, size)
 
         assert place == (row, col)
-        assert (float(x[place]), float(y[place])) == (original, found)
+        assert (float(x[place]), float(y[place])) == (original, quantized_value)
 
     def test_first_worst_element_is_found_on_a_tie(self):
         x = torch.zeros(3, 5000)
         y = x.clone()
         y[1, 4000] = y[1, 4500] = y[2, 3] = -1
-        found = worst_element(x, y, 1000)
+        place = worst_element(x, y, 1000)
 
-        assert found == (1, 4000, 0.0, -1.0)
+        assert place == (1, 4000, 0.0, -1.0)
 
     def test_worst_element_is_found_next_to_infinite_ones(self):
         x = normal(3, 5000)
@@ -634,15 +634,15 @@ class TestPercentiles:
     def test_percentiles_agree_with_numpy_within_half_a_percent(self, make, n):
         e = make(n)
         expected = {key: nearest_rank(e.abs().double().numpy(), q) for key, q in PERCENTILES.items()}
-        found = percentiles(dict, Measurement(summed(torch.zeros(n), e)))
+        reported = percentiles(dict, Measurement(summed(torch.zeros(n), e)))
 
-        assert expected == pytest.approx(found, rel=0.005, abs=0)
+        assert expected == pytest.approx(reported, rel=0.005, abs=0)
 
     def test_percentiles_leave_out_infinite_values(self):
         e = torch.tensor([1.0, 2.0, 3.0, float("nan"), inf])
-        found = percentiles(dict, Measurement(summed(torch.zeros(5), e)))
+        reported = percentiles(dict, Measurement(summed(torch.zeros(5), e)))
 
-        assert (found["p50"], found["p99_9"]) == (2.0, 3.0)
+        assert (reported["p50"], reported["p99_9"]) == (2.0, 3.0)
 
     def test_percentiles_are_the_same_in_any_cut(self):
         x = normal(64, 500)
@@ -682,10 +682,10 @@ class TestZeroCodes:
             codes.view(torch.uint8)[:, 1::7] = 0x80  # minus zero is counted like zero
         x = normal(16, 64)
         x[2:4, ::5] = 0
-        each = scale.view(-1, 1) if scale.dim() == 1 else scale
+        scale_of_each = scale.view(-1, 1) if scale.dim() == 1 else scale
         if scale.dim() == 2:
-            each = scale.repeat_interleave(8, 0).repeat_interleave(32, 1)
-        counts, _, _ = by_numpy(x, codes.float() * each)
+            scale_of_each = scale.repeat_interleave(8, 0).repeat_interleave(32, 1)
+        counts, _, _ = by_numpy(x, codes.float() * scale_of_each)
         report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
         layer = report.layers[0]
 

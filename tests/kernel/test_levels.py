@@ -69,8 +69,8 @@ def rounded(weight):
 
 def coded(case):
     with planned(expected_of(case), case) as plan:
-        found = [rounded(pair.quantized) for pair in plan.pairs]
-    return [(weight, y, scales) for weight, y, scales in found if scales]
+        parts = [rounded(pair.quantized) for pair in plan.pairs]
+    return [(weight, y, scales) for weight, y, scales in parts if scales]
 
 
 def usable(weight, y, scales):
@@ -101,12 +101,12 @@ def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
         for weight in (pair.quantized for pair in plan.pairs):
             chunk = Chunk(0, weight.matrix[0], 0, weight.matrix[1])
             expected = weight.scaling(chunk, filled[:2])
-            found = weight.scaling(chunk, filled[2:], partial(read_values, find_best().kernel, weight))
+            by_kernel = weight.scaling(chunk, filled[2:], partial(read_values, find_best().kernel, weight))
 
-            assert (expected is None) == (found is None)
+            assert (expected is None) == (by_kernel is None)
             assert expected is None or all(
-                one is other or same_bits(one.float(), other.float())
-                for one, other in zip(expected, found, strict=True)
+                expected_part is other or same_bits(expected_part.float(), other.float())
+                for expected_part, other in zip(expected, by_kernel, strict=True)
             )
 
 
@@ -115,21 +115,21 @@ class TestEveryGoldenCaseWithNearestCodes:
     def test_stored_value_is_nearest_to_itself(self, case):
         for weight, y, scales in coded(case):
             fine = usable(weight, y, scales)
-            found = find_nearest(weight.levels, y, y, scales)
+            nearest = find_nearest(weight.levels, y, y, scales)
 
-            assert torch.equal(found.values[fine], y[fine])
-            assert not found.outside[fine].any()
-            assert not found.steps[fine].any()
+            assert torch.equal(nearest.values[fine], y[fine])
+            assert not nearest.outside[fine].any()
+            assert not nearest.steps[fine].any()
 
     def test_nearest_code_is_at_least_as_near_as_the_stored_one(self, case):
         for weight, y, scales in coded(case):
             fine = usable(weight, y, scales)
             noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
             x = y + noise * scales.unit.abs()
-            found = find_nearest(weight.levels, x, y, scales)
+            nearest = find_nearest(weight.levels, x, y, scales)
             room = 1e-6 * y.abs()[fine].amax() + 1e-5 * scales.unit.abs()[fine]
 
-            assert ((found.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
+            assert ((nearest.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
 
 
 # The codes of one format become byte integers before they are scaled again, so they are off the line.
@@ -141,22 +141,22 @@ def test_levels_equal_the_producer_values(case):
     for weight, y, scales in coded(case):
         fine = usable(weight, y, scales) & (scales.unit != 0)
         other = torch.full_like(y, torch.nan)  # no stored value is given
-        found = find_nearest(weight.levels, y, other, scales)
-        far = (found.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
+        nearest = find_nearest(weight.levels, y, other, scales)
+        far = (nearest.values - y).abs()[fine] > 1e-5 * scales.unit.abs()[fine] + 4e-7 * y.abs()[fine].amax()
 
         assert not far.any()
 
 
 @pytest.mark.session
 def test_other_formats_have_no_nearest_code():
-    found = {True: set(), False: set()}
+    formats_by_answer = {True: set(), False: set()}
     for case in NUMBERS:
         with planned(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 inner = pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
-                found[inner.levels is not None].add(pair.quantized.format)
+                formats_by_answer[inner.levels is not None].add(pair.quantized.format)
 
-    assert found[False] - found[True] == NO_NEAREST
+    assert formats_by_answer[False] - formats_by_answer[True] == NO_NEAREST
 
 
 ALL_LEVELS = [uniform(2), uniform(8), signed_bytes(3), INT8, E2M1, E2M3, E4M3, E5M2, nibbles([-1.0, 0.1, 0.5, 2.0])]
@@ -223,10 +223,10 @@ def test_short_test_confirms_plain_rounding():
 
 def test_zero_scale_keeps_the_stored_value_and_is_out_of_range():
     x, y = torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2)
-    found = find_nearest(INT8, x, y, Scaling(torch.zeros(1, 1)))
+    nearest = find_nearest(INT8, x, y, Scaling(torch.zeros(1, 1)))
 
-    assert found.values.tolist() == [[0.0, 0.0]]
-    assert found.outside.tolist() == [[True, False]]
+    assert nearest.values.tolist() == [[0.0, 0.0]]
+    assert nearest.outside.tolist() == [[True, False]]
 
 
 def test_values_are_out_of_range_half_a_step_beyond_the_last_of_a_table():
@@ -242,7 +242,7 @@ def test_scale_is_finite_where_the_span_of_its_values_overflows():
 def test_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
     """Two bits hold a fourth value, twice the third: it is nearest only to values nearer to it."""
     x, y = torch.tensor([[1.0, 1.9, 1.0]]), torch.tensor([[2.0, 2.0, 1.0]])
-    found = find_nearest(TERNARY, x, y, Scaling(torch.ones(1, 1)))
+    nearest = find_nearest(TERNARY, x, y, Scaling(torch.ones(1, 1)))
 
-    assert found.values.tolist() == [[1.0, 2.0, 1.0]]
-    assert found.steps.tolist() == [[1.0, 1.0, 0.0]]
+    assert nearest.values.tolist() == [[1.0, 2.0, 1.0]]
+    assert nearest.steps.tolist() == [[1.0, 1.0, 0.0]]

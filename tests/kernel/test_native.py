@@ -104,13 +104,13 @@ def decoded(weight, kernel=BUILT, size=1 << 22):
 @pytest.mark.parametrize("size", [2, 4, 8, 64, 128, 256, 4096])
 def test_rotated_values_equal_torch(monkeypatch, kernel, size):
     values = normal(8192, 3).view(-1) * torch.tensor(10.0) ** torch.randint(-30, 30, (3 * 8192,))
-    found, expected = values.clone(), values.clone()
+    by_kernel, expected = values.clone(), values.clone()
     monkeypatch.setattr(rotation, "choose_kernel", lambda: library.KernelChoice(None))
     rotation.rotate(expected, size)
     monkeypatch.setattr(rotation, "choose_kernel", lambda: library.KernelChoice(kernel))
-    rotation.rotate(found, size)
+    rotation.rotate(by_kernel, size)
 
-    assert same_bits(expected, found)
+    assert same_bits(expected, by_kernel)
 
 
 @every_kernel
@@ -173,9 +173,9 @@ def test_both_sides_are_rotated_with_sums_in_order(monkeypatch, kernel, change):
 @pytest.mark.parametrize("kernel", HERE[:1], ids=lambda kernel: kernel.instructions)
 def test_both_sides_are_rotated_by_torch_without_fused_operations(monkeypatch, kernel):
     values, factors = normal(128, 256), (normal(256, seed=1), normal(128, seed=2))
-    by_torch, found = (rotate_sides(monkeypatch, choice, values, factors) for choice in (None, kernel))
+    by_torch, by_kernel = (rotate_sides(monkeypatch, choice, values, factors) for choice in (None, kernel))
 
-    assert same_bits(by_torch, found)
+    assert same_bits(by_torch, by_kernel)
 
 
 PARTS = {
@@ -208,7 +208,7 @@ def test_ggml_scales_equal_torch(monkeypatch, kernel, search, change, size):
         codes = torch.zeros_like(x)
         return *search(x, weights, codes), codes
 
-    assert all(torch.equal(one, other) for one, other in zip(found(None), found(kernel), strict=True))
+    assert all(torch.equal(of_torch, other) for of_torch, other in zip(found(None), found(kernel), strict=True))
 
 
 @every_kernel
@@ -252,15 +252,15 @@ def test_sums_over_regions_equal_torch(kernel, shape):
     x, y, best, steps = (normal(*shape, seed=seed) for seed in range(4))
     given = x, y, Nearest(best.where(steps < 1.5, y), steps.abs() * 2, y > 1)
     whole = [Chunk(0, shape[0], 0, shape[1])]
-    by_kernel = [codes.Sampler(kernel=each)._sum_natively(*given) for each in (kernel, HERE[0])]
-    found, first, expected = (
-        torch.cat([torch.as_tensor(sums).double().view(-1) for sums in each])
-        for each in (*by_kernel, codes.Sampler()._sum(whole, *given))
+    by_kernel = [codes.Sampler(kernel=kernel_used)._sum_natively(*given) for kernel_used in (kernel, HERE[0])]
+    by_native, first, expected = (
+        torch.cat([torch.as_tensor(sums).double().view(-1) for sums in region_sums])
+        for region_sums in (*by_kernel, codes.Sampler()._sum(whole, *given))
     )
 
     close = (x.numel() + 8) * 2**-52 * float(expected.max())  # two float64 sums; no Σ|product| exceeds the largest sum
-    torch.testing.assert_close(found, expected, rtol=0, atol=close)
-    assert same_bits(first, found)
+    torch.testing.assert_close(by_native, expected, rtol=0, atol=close)
+    assert same_bits(first, by_native)
 
 
 @needs_kernel
@@ -337,10 +337,10 @@ class TestValues:
             plain, native_too = FilledWorkspace(), FilledWorkspace()
             for workspace in (plain, native_too):
                 workspace.fill((weight.codes,), 0x5A)
-            expected, found = weight.dequantize(chunk, plain).weight, torch.empty(chunk.shape)
+            expected, by_kernel = weight.dequantize(chunk, plain).weight, torch.empty(chunk.shape)
 
-            assert decode(BUILT, weight, chunk, native_too, found)
-            assert same_bits(expected, found)
+            assert decode(BUILT, weight, chunk, native_too, by_kernel)
+            assert same_bits(expected, by_kernel)
 
     @every_kernel
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "awq_gemm", "gguf_q4_k", "nvfp4"])
@@ -360,9 +360,9 @@ class TestValues:
         sides = [ctypes.byref(SideStruct(file=-1, row_bytes=4 * 1019, stored=side.data_ptr())) for side in (x, y)]
         expected = float(x.double().square().sum()), float((y - x).double().square().sum())
 
-        found = (ctypes.c_double * 2)()
-        assert kernel.library.quanterr_measure(*sides, 3, 1019, 2, found) == structs.DONE
-        assert expected == pytest.approx([*found], rel=x.numel() * 2**-52, abs=0)
+        sums = (ctypes.c_double * 2)()
+        assert kernel.library.quanterr_measure(*sides, 3, 1019, 2, sums) == structs.DONE
+        assert expected == pytest.approx([*sums], rel=x.numel() * 2**-52, abs=0)
 
     @every_kernel
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
@@ -395,10 +395,10 @@ class TestValues:
         stored = torch.randint(0, 256, (m * k // n * n_bytes,), dtype=torch.uint8, generator=any_bits)
         with open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("X.weight", name, (m, k), bytes(stored))])) as y:
             weight = CheckpointSide("y", y).recognize("X.weight", (m, k))
-            expected, found = dequantized(weight), decoded(weight, kernel, size=k)
+            expected, decoded_values = dequantized(weight), decoded(weight, kernel, size=k)
 
-        assert same_bits(expected[~expected.isnan()], found[~expected.isnan()])
-        assert torch.equal(expected.isnan(), found.isnan())
+        assert same_bits(expected[~expected.isnan()], decoded_values[~expected.isnan()])
+        assert torch.equal(expected.isnan(), decoded_values.isnan())
 
     @every_kernel
     @pytest.mark.parametrize("name", DESCRIBED)
@@ -409,9 +409,9 @@ class TestValues:
             weight = CheckpointSide("y", y).recognize("X.weight", (m, k))
             expected = dequantized(weight)
             for rows in (1, 3, 5, 16):
-                found = decoded(weight, kernel, size=rows * k)
+                decoded_values = decoded(weight, kernel, size=rows * k)
 
-                assert same_bits(expected, found), rows
+                assert same_bits(expected, decoded_values), rows
 
 
 def stored_as(folder, name):
@@ -546,21 +546,21 @@ class TestSums:
     def test_percentiles_equal_the_counts(self, make):
         for shape in SHAPES:
             x = make(*shape)
-            found, ranks = summed(x, quantized(x, 3), kernel=BUILT).histogram, find_ranks(x.numel())
-            counted = Histogram(found.zeros, found.counts, found.first)
+            histogram, ranks = summed(x, quantized(x, 3), kernel=BUILT).histogram, find_ranks(x.numel())
+            counted = Histogram(histogram.zeros, histogram.counts, histogram.first)
 
-            assert set(ranks) == found.known.keys()
-            assert counted.values_at(ranks) == found.values_at(ranks)
+            assert set(ranks) == histogram.known.keys()
+            assert counted.values_at(ranks) == histogram.values_at(ranks)
 
     @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("side", [0, 1])
     def test_infinite_values_are_counted_and_left_out(self, special, side):
         sides = [normal(40, 700), quantized(normal(40, 700))]
         sides[side][7, 300], sides[side][8, 699] = special, special
-        found, exact = summed(*sides, kernel=BUILT), summed(*sides, wide=True)
+        sums, exact = summed(*sides, kernel=BUILT), summed(*sides, wide=True)
 
-        assert_near(found, exact)
-        assert 2 in (found.nonfinite_original, found.nonfinite_quantized)
+        assert_near(sums, exact)
+        assert 2 in (sums.nonfinite_original, sums.nonfinite_quantized)
 
     @pytest.mark.parametrize("way", [{}, {"wide": True}, {"kernel": BUILT}], ids=["fast", "exact", "native"])
     @pytest.mark.parametrize("size", [CPU_CHUNK, 512], ids=["whole rows", "pieces of rows"])
@@ -571,10 +571,10 @@ class TestSums:
         x[7] = 0
         y[3], y[5], y[7], y[9], y[11] = 0, 2 * x[5], 0, 1e-9, 0
         y[11, 1000] = 1e-6
-        found = summed(x, y, size, **way)
+        sums = summed(x, y, size, **way)
 
-        assert [3] == [number for number, row in found.rows.items() if row.dead]
-        assert found.dead_rows == (size == CPU_CHUNK)
+        assert [3] == [number for number, row in sums.rows.items() if row.dead]
+        assert sums.dead_rows == (size == CPU_CHUNK)
 
     @given(st.data())
     @settings(deadline=None, max_examples=60)
@@ -600,10 +600,10 @@ class TestSums:
         x = normal(9, 1100)
         y = quantized(x, 6)
         x[:, 700], y[:, 700] = 1e-45, 0.25
-        found = summed(x, y, kernel=kernel)
+        sums = summed(x, y, kernel=kernel)
 
-        assert_near(found, summed(x, y, wide=True))
-        assert found.histogram.zeros + sum(found.histogram.counts) == x.numel()
+        assert_near(sums, summed(x, y, wide=True))
+        assert sums.histogram.zeros + sum(sums.histogram.counts) == x.numel()
 
     @every_kernel
     @pytest.mark.parametrize("cell", [(1, 1500), (1, 64), (16, 128), (64, 1500)], ids=str)
@@ -680,9 +680,9 @@ class TestSums:
             def importance(chunk, weights=weights):
                 return weights if len(weights) == 1 else weights[chunk.row : chunk.stop_row]
 
-            found = summed(x, y, kernel=BUILT, importance=importance)
+            sums = summed(x, y, kernel=BUILT, importance=importance)
 
-            assert_near(found, summed(x, y, wide=True, importance=importance))
+            assert_near(sums, summed(x, y, wide=True, importance=importance))
 
     def test_truncated_file_is_an_error_and_gives_no_sum(self, tmp_path):
         x, y = stored_as(tmp_path, "e4m3")
@@ -698,12 +698,12 @@ def test_histograms_add_up_the_same_together_and_one_by_one():
     """Histograms without any bin do not widen the sum."""
     errors = [normal(50, seed=n).abs() * 10**n for n in range(3)]
     many = [Histogram.of(torch.zeros(7)), *map(Histogram.of, errors), Histogram.empty()]
-    found, expected = sum_histograms(many), Histogram.empty()
-    for one in many:
-        expected.add(one)
+    together, expected = sum_histograms(many), Histogram.empty()
+    for histogram in many:
+        expected.add(histogram)
 
-    assert found == expected
-    assert len(found.counts) == len(expected.counts)
+    assert together == expected
+    assert len(together.counts) == len(expected.counts)
 
 
 @every_kernel
@@ -803,7 +803,7 @@ class TestSamples:
     def check_recipe(self, tmp_path, monkeypatch, recipe, x, moved):
         """Check the samples of weights where ``moved`` are quantized in place of ``x``."""
         parts = {n: quantize_tensor(values, recipe) for n, values in enumerate(moved.values())}
-        stored = {f"{n}.{name}": part for n, own in parts.items() for name, part in own.items()}
+        stored = {f"{n}.{name}": part for n, weight_parts in parts.items() for name, part in weight_parts.items()}
         y = store(tmp_path / "y", stored, config=config_of(recipe))
         self.check(monkeypatch, store(tmp_path / "x.safetensors", x), y, 640)
 
@@ -818,16 +818,18 @@ class TestSamples:
 
         first, *others = map(layers, HERE)
 
-        assert sum(one is not None for one in taken) >= 2 * len(HERE)  # of 3 weights; torch looks at a few rows of each
+        assert sum(sample is not None for sample in taken) >= 2 * len(
+            HERE
+        )  # of 3 weights; torch looks at a few rows of each
         assert all(other == first for other in others)
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)
         close = 2 * (cols + 8) * 2**-24 * 10 / log(10)  # dB: two float32 sums of ``cols`` products, each rounded thrice
-        for one, other in zip(first, layers(BUILT), strict=True):
-            means = one.scale_factor or 0, other.scale_factor or 0
-            assert means[0] == pytest.approx(means[1], rel=one.scale_count * 2**-52, abs=0)
-            assert (one.clipped_pct, one.off_code_pct) == (other.clipped_pct, other.off_code_pct)
+        for layer, other in zip(first, layers(BUILT), strict=True):
+            means = layer.scale_factor or 0, other.scale_factor or 0
+            assert means[0] == pytest.approx(means[1], rel=layer.scale_count * 2**-52, abs=0)
+            assert (layer.clipped_pct, layer.off_code_pct) == (other.clipped_pct, other.off_code_pct)
             for name in ("attainable_snr_db", "excess_db", "scale_loss_db", "format_snr_db"):
-                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=0, abs=close), name
+                assert getattr(layer, name) == pytest.approx(getattr(other, name), rel=0, abs=close), name
 
 
 @every_kernel
@@ -1056,9 +1058,11 @@ class TestBuild:
         command = [*COMPILER, "-shared", "-fPIC", f"-I{structs.HEADER.parent}", "-o", tmp_path / "places.so", source]
         subprocess.run(command, check=True)
         fields = [getattr(declared[name], field).offset for name in STRUCTS for field, *_ in declared[name]._fields_]
-        own = [*fields, *(ctypes.sizeof(declared[name]) for name in STRUCTS)]
+        python_layout = [*fields, *(ctypes.sizeof(declared[name]) for name in STRUCTS)]
 
-        assert own == [*(ctypes.c_int * len(own)).in_dll(ctypes.CDLL(tmp_path / "places.so"), "places")]
+        assert python_layout == [
+            *(ctypes.c_int * len(python_layout)).in_dll(ctypes.CDLL(tmp_path / "places.so"), "places")
+        ]
 
     @pytest.mark.parametrize(
         "declaration", ["char *;", "int32_t (*f)(void);", "unknown n;", "int32_t n[UNKNOWN];", "int32_t n : 3;"]
@@ -1071,13 +1075,13 @@ class TestBuild:
 
     def test_kernel_has_the_same_constants_as_the_metrics(self):
         sources = structs.HEADER.read_text() + (structs.HEADER.parent / "compare.c").read_text()
-        found = dict(re.findall(r"^#define (\w+) +([\d.]+)", sources, re.MULTILINE))
+        constants = dict(re.findall(r"^#define (\w+) +([\d.]+)", sources, re.MULTILINE))
 
-        assert float(found["RELATIVE_OUTLIER"]) == RELATIVE_OUTLIER
-        assert int(found["KEPT_ROWS"]) == KEPT_ROWS
-        assert int(found["RANKS"]) == len(PERCENTILES)
-        assert int(found["WINDOW"]) == WINDOW
-        assert int(found["SEGMENT"]) == MAX_ROTATED_COLUMNS
+        assert float(constants["RELATIVE_OUTLIER"]) == RELATIVE_OUTLIER
+        assert int(constants["KEPT_ROWS"]) == KEPT_ROWS
+        assert int(constants["RANKS"]) == len(PERCENTILES)
+        assert int(constants["WINDOW"]) == WINDOW
+        assert int(constants["SEGMENT"]) == MAX_ROTATED_COLUMNS
 
     def test_samples_have_the_same_limits_as_torch(self):
         """The limits may be stricter, so that torch looks at all doubtful regions; every field has a value."""
@@ -1099,9 +1103,9 @@ class TestBuild:
 
     def test_searches_have_the_same_constants_as_torch(self):
         sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))
-        found = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
+        constants = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
-        assert (float(found["LEAST"]), int(found["PASSES"])) == (searches.MIN_MAGNITUDE, searches.MAX_PASSES)
+        assert (float(constants["LEAST"]), int(constants["PASSES"])) == (searches.MIN_MAGNITUDE, searches.MAX_PASSES)
 
 
 CODES = {
@@ -1141,12 +1145,12 @@ class TestRounding:
         x = near(CODES[name])[None]
         if name == "away":
             x = x.clamp(-127, 127)  # scales are the largest magnitude over 127
-        found = []
+        outcomes = []
         for choice in (None, kernel):
             choose(choice)
-            found.append(rounding.find_codes(x.clone(), torch.ones(1, 1), CODES[name], x.shape[1]))
+            outcomes.append(rounding.find_codes(x.clone(), torch.ones(1, 1), CODES[name], x.shape[1]))
 
-        assert torch.equal(*found)
+        assert torch.equal(*outcomes)
 
     @pytest.mark.parametrize("group", [2, 16, 32, 100, 1000])
     @pytest.mark.parametrize("rows", [1, 5])
@@ -1159,13 +1163,13 @@ class TestRounding:
             ("integers", False, None, after),
             ("truncated", True, before, after),
         ):
-            found = []
+            outcomes = []
             for choice in (None, kernel):
                 choose(choice)
                 options = {"multiply": multiply, "before": shifts[0], "after": shifts[1]}
-                found.append(rounding.find_codes(x, units, CODES[name], group, **options))
+                outcomes.append(rounding.find_codes(x, units, CODES[name], group, **options))
 
-            assert torch.equal(*found), name
+            assert torch.equal(*outcomes), name
 
     @pytest.mark.parametrize("packing", Packing)
     def test_four_bit_codes_are_packed(self, choose, kernel, packing):
@@ -1178,11 +1182,11 @@ class TestRounding:
             choose(choice)
             gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that do not follow each other
             inside = gapped[:, 5 : 37 if packing == Packing.BYTES else 21]
-            found = rounding.find_codes(x, units, to, 32, packing=packing)
+            packed_codes = rounding.find_codes(x, units, to, 32, packing=packing)
             rounding.find_codes(x, units, to, 32, packing=packing, out=inside)
 
-            assert torch.equal(codes if packing == Packing.BYTES else expected, found)
-            assert torch.equal(found, inside)
+            assert torch.equal(codes if packing == Packing.BYTES else expected, packed_codes)
+            assert torch.equal(packed_codes, inside)
             assert not gapped[:, :5].any()
             assert not gapped[:, 5 + inside.shape[1] :].any()
 
@@ -1191,23 +1195,23 @@ class TestRounding:
         x = normal(1000, size).bfloat16().float()
         x[:3] = torch.tensor([[0.0], [2.0], [-2.0]])
         x[1, 1:], x[2, 1:] = -2.0, 2.0
-        found = []
+        outcomes = []
         for choice in (None, kernel):
             choose(choice)
-            found.append(rounding.find_largest(x))
+            outcomes.append(rounding.find_largest(x))
 
-        assert torch.equal(*found)
+        assert torch.equal(*outcomes)
 
     @pytest.mark.parametrize("packing", [Packing.LOW_FIRST, Packing.HIGH_FIRST])
     @pytest.mark.parametrize(("cols", "group"), [(8, 8), (16, 16), (48, 48), (64, 32), (30, 10), (36, 32)])
     def test_codes_that_do_not_fill_vectors_are_packed_as_by_torch(self, choose, kernel, packing, cols, group):
         x, units, to = 4 * normal(7, cols), torch.rand(7, -(-cols // group)) + 0.5, rounding.make_integers(-8, 7, 8)
-        found = []
+        outcomes = []
         for choice in (None, kernel):
             choose(choice)
-            found.append(rounding.find_codes(x, units, to, group, packing=packing))
+            outcomes.append(rounding.find_codes(x, units, to, group, packing=packing))
 
-        assert torch.equal(*found)
+        assert torch.equal(*outcomes)
 
     @pytest.mark.parametrize("size", [1, 2, 16, 32, 45, 1000])
     def test_magnitudes_are_group_maxima(self, choose, kernel, size):

@@ -35,7 +35,7 @@ CONFIG = {
 }
 BLOCK = "model.layers.0."
 LINEAR = {
-    **{f"{BLOCK}self_attn.{one}_proj": (WIDTH, WIDTH) for one in "qkvo"},
+    **{f"{BLOCK}self_attn.{letter}_proj": (WIDTH, WIDTH) for letter in "qkvo"},
     **{f"{BLOCK}mlp.{one}_proj": (INNER, WIDTH) for one in ("gate", "up")},
     f"{BLOCK}mlp.down_proj": (WIDTH, INNER),
 }
@@ -59,8 +59,8 @@ def _dense() -> Tensors:
     weights = {f"{name}.weight": _numbers(*shape) for name, shape in LINEAR.items()}
     norms = {f"{BLOCK}{name}_layernorm.weight": torch.ones(WIDTH) for name in ("input", "post_attention")}
     outside = {"model.embed_tokens.weight": _numbers(WORDS, WIDTH), "lm_head.weight": _numbers(WORDS, WIDTH)}
-    found = weights | norms | outside | {"model.norm.weight": torch.ones(WIDTH)}
-    return {name: tensor.bfloat16() for name, tensor in found.items()}
+    tensors = weights | norms | outside | {"model.norm.weight": torch.ones(WIDTH)}
+    return {name: tensor.bfloat16() for name, tensor in tensors.items()}
 
 
 def _save(
@@ -149,11 +149,11 @@ def by_mlx(name: str, x: Tensor) -> Tensors:
 
 def _by_gptq(name: str, x: Tensor) -> Tensors:
     columns = x.shape[1]
-    found = _by_groups(name, x)
+    tensors = _by_groups(name, x)
     return {
-        f"{name}.qweight": found[f"{name}.weight_packed"].T,
+        f"{name}.qweight": tensors[f"{name}.weight_packed"].T,
         f"{name}.qzeros": pack(torch.full((columns // GROUP, x.shape[0]), 7)),
-        f"{name}.scales": found[f"{name}.weight_scale"].T.half(),
+        f"{name}.scales": tensors[f"{name}.weight_scale"].T.half(),
         f"{name}.g_idx": torch.arange(columns, dtype=torch.int32) // GROUP,
     }
 
@@ -244,14 +244,14 @@ def _save_torchao(folder: Path, kind: str, *, describe_dense: bool = True) -> No
         preference = {"_type": "KernelPreference", "_data": "AUTO"}
         fields = {"mm_config": None, "act_quant_kwargs": None, "kernel_preference": preference}
         weight = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
-        own = {"granularity": PER_ROW, "weight_dtype": weight}
-        quant = {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": own}
+        options = {"granularity": PER_ROW, "weight_dtype": weight}
+        quant = {"_type": "Float8WeightOnlyConfig", "_version": 2, "_data": options}
     else:
         target = {"_type": "torch.dtype", "_data": "int4"}
         fields = {"target_dtype": target, "activation_quantization": None}
         granularity = {"_type": "PerGroup", "_version": 1, "_data": {"group_size": GROUP}}
-        own = {"granularity": granularity, "weight_dtype": target}
-        quant = {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": own}
+        options = {"granularity": granularity, "weight_dtype": target}
+        quant = {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": options}
     tensors, header = _dense(), {"tensor_names": json.dumps(list(_dense()))}
     header |= {name: json.dumps({"_type": "Tensor"}) for name in tensors if describe_dense}
     for name, shape in LINEAR.items():

@@ -27,9 +27,9 @@ def load_by_transformers(folder: Path) -> tuple[str, str]:
     files = [path.name for path in folder.glob("*.gguf")]
     options = {"gguf_file": files[0]} if files else {}
     _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
-    told = {key: sorted(map(str, info[key])) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    found = [f"{key} {names[0]}" for key, names in told.items() if names]
-    return (DIFFERS, "; ".join(found)) if found else (LOADS, "")
+    key_names = {key: sorted(map(str, info[key])) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    problems = [f"{key} {names[0]}" for key, names in key_names.items() if names]
+    return (DIFFERS, "; ".join(problems)) if problems else (LOADS, "")
 
 
 def load_by_mlx(folder: Path) -> tuple[str, str]:
@@ -59,8 +59,8 @@ def load_by_diffusers(folder: Path) -> tuple[str, str]:
 
     name = json.loads((folder / "config.json").read_text())["_class_name"]
     _, info = getattr(diffusers, name).from_pretrained(folder, output_loading_info=True)
-    found = [f"{key} {sorted(map(str, names))[0]}" for key, names in info.items() if names]
-    return (DIFFERS, "; ".join(found)) if found else (LOADS, "")
+    problems = [f"{key} {sorted(map(str, names))[0]}" for key, names in info.items() if names]
+    return (DIFFERS, "; ".join(problems)) if problems else (LOADS, "")
 
 
 LOADERS: dict[str, tuple[str, Callable[[Path], tuple[str, str]]]] = {
@@ -77,14 +77,14 @@ def run_case(name: str, folder: Path) -> dict[str, str]:
     package, load = LOADERS[case.runtime]
     case.make(folder)
     try:
-        outcome, said = load(folder)
+        outcome, message = load(folder)
     except Exception as error:
-        outcome, said = REFUSES, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    said = said.replace(str(folder), "FOLDER")[:160]
+        outcome, message = REFUSES, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    message = message.replace(str(folder), "FOLDER")[:160]
     number = version(package)
     if package == "xllamacpp":
         number = f"b{number.rpartition('.')[2]}"  # the build of llama.cpp
-    return {"runtime": case.runtime, "version": number, "outcome": outcome, "said": said}
+    return {"runtime": case.runtime, "version": number, "outcome": outcome, "said": message}
 
 
 def find_verdict(runtime: str, folder: Path) -> str:

@@ -33,23 +33,23 @@ def main() -> int:
     outcomes: list[Outcome] = []
     one_thread = partial(torch.set_num_threads, 1)  # there are several processes
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), one_thread) as pool:
-        for found in pool.map(partial(run, keep=asked.keep), names):
-            outcomes += found
-            for outcome in found:
+        for outcomes_of_job in pool.map(partial(run, keep=asked.keep), names):
+            outcomes += outcomes_of_job
+            for outcome in outcomes_of_job:
                 if outcome.told in (*BAD, "by design"):
                     print(outcome, flush=True)
-    print(table(outcomes, "family", lambda one: one.family))
-    print(table(outcomes, "excuse", lambda one: one.excuse))
+    print(table(outcomes, "family", lambda outcome: outcome.family))
+    print(table(outcomes, "excuse", lambda outcome: outcome.excuse))
     print(f"{time.monotonic() - started:.0f} s")
     return verdict(outcomes)
 
 
 def verdict(outcomes: list[Outcome]) -> int:
     """Print the criteria, and return 1 unless they are met."""
-    counted = sum(bool(one.loss and one.loss.counts) and one.told != "by design" for one in outcomes)
-    sound = [one for one in outcomes if one.loss is None]
-    silent, noted = (sum(one.told == told for one in outcomes) for told in ("SILENT", "info"))
-    errors, warned = (sum(one.told == told for one in sound) for told in ("ERROR", "WARNED"))
+    counted = sum(bool(outcome.loss and outcome.loss.counts) and outcome.told != "by design" for outcome in outcomes)
+    sound = [outcome for outcome in outcomes if outcome.loss is None]
+    silent, noted = (sum(outcome.told == label for outcome in outcomes) for label in ("SILENT", "info"))
+    errors, warned = (sum(outcome.told == label for outcome in sound) for label in ("ERROR", "WARNED"))
     print(f"losses of 1 dB of a layer, 6 dB of a part, or structural: {counted}")
     print(f"silent of these: {silent} (0), with an info alone: {noted} (1 %)")
     print(f"sound pairs: {len(sound)}, called an error: {errors} (0), with a warning: {warned} (0.3 %)")

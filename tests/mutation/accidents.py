@@ -182,7 +182,7 @@ def on_scales(change: Callable[[Array], Array], roles: tuple[str, ...] = SCALES)
     """Replace scales, float64 in their shape, by a function of them."""
 
     def changed(stored: Stored, weight: Weight) -> bool:
-        found = False
+        is_changed = False
         for view, dtype in scale_views(stored, weight, roles):
             before = view.copy()
             with np.errstate(all="ignore"):
@@ -190,8 +190,8 @@ def on_scales(change: Callable[[Array], Array], roles: tuple[str, ...] = SCALES)
                 if dtype == "F8_E4M3":
                     after = np.clip(after, -448, 448)
                 view[...] = after.astype(np.float32).astype(view.dtype)
-            found |= before.tobytes() != view.tobytes()
-        return found
+            is_changed |= before.tobytes() != view.tobytes()
+        return is_changed
 
     return changed
 
@@ -259,11 +259,11 @@ OTHER_CODES = {"F8_E4M3": "F8_E5M2", "F8_E5M2": "F8_E4M3", "U8": "I8", "I8": "U8
 
 def scale_of_other_dtype(stored: Stored, weight: Weight) -> bool:
     """Declare another dtype of the same size for the scales."""
-    found = [stored.tensors[name] for role, name in weight.parts.items() if role in SCALES]
-    found = [tensor for tensor in found if tensor.dtype in OTHER]
-    for tensor in found:
+    scales = [stored.tensors[name] for role, name in weight.parts.items() if role in SCALES]
+    scales = [tensor for tensor in scales if tensor.dtype in OTHER]
+    for tensor in scales:
         tensor.dtype = OTHER[tensor.dtype]
-    return bool(found) and not stored.gguf
+    return bool(scales) and not stored.gguf
 
 
 def codes_of_other_dtype(stored: Stored, weight: Weight) -> bool:
@@ -320,15 +320,15 @@ def zero_points_off_by_one(stored: Stored, weight: Weight) -> bool:
 
 def zero_points_of_other_sign(stored: Stored, weight: Weight) -> bool:
     """Store the zero points of unsigned codes for signed ones, or the reverse."""
-    found = [stored.tensors[name] for role, name in weight.parts.items() if role in ZEROS]
-    found = [zero for zero in found if zero.dtype in ("I32", "I8") and weight.bits in (2, 4, 8)]
-    for zero in found:
+    zero_points = [stored.tensors[name] for role, name in weight.parts.items() if role in ZEROS]
+    zero_points = [zero for zero in zero_points if zero.dtype in ("I32", "I8") and weight.bits in (2, 4, 8)]
+    for zero in zero_points:
         tops = sum(1 << weight.bits * n + weight.bits - 1 for n in range(32 // weight.bits))
         if zero.dtype == "I32":  # packed
             zero.data.view("<u4")[...] ^= np.uint32(tops)
         else:
             zero.values()[...] ^= np.int8(-128 if weight.bits == 8 else 1 << weight.bits - 1)
-    return bool(found)
+    return bool(zero_points)
 
 
 def transposed_codes(stored: Stored, weight: Weight) -> bool:
@@ -342,12 +342,12 @@ def transposed_codes(stored: Stored, weight: Weight) -> bool:
 
 def wrong_layer(stored: Stored, weight: Weight) -> bool:
     """Replace the weight by another one of the same layout."""
-    own = [stored.tensors[name] for name in weight.parts.values()]
+    tensors = [stored.tensors[name] for name in weight.parts.values()]
     for others in stored.weights:
-        there = [stored.tensors[name] for name in others.parts.values()]
-        alike = [(t.dtype, t.shape) for t in own] == [(t.dtype, t.shape) for t in there]
+        other_tensors = [stored.tensors[name] for name in others.parts.values()]
+        alike = [(t.dtype, t.shape) for t in tensors] == [(t.dtype, t.shape) for t in other_tensors]
         if others is not weight and alike and others.parts.keys() == weight.parts.keys():
-            for a, b in zip(own, there, strict=True):
+            for a, b in zip(tensors, other_tensors, strict=True):
                 a.data, b.data = b.data, a.data
             stored.weights = []  # so that no later call swaps them back
             return True

@@ -51,8 +51,8 @@ def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
 
 def _told(pair: Sound, case: Case) -> Outcome:
     path = pair.written(case, pair.path if pair.path.is_dir() else None)
-    found, name = quanterr.inspect(path, values=True), f"{pair.layout.name}, {case.name}"
-    outcome = of_sound("alone", name, found)
+    inspection, name = quanterr.inspect(path, values=True), f"{pair.layout.name}, {case.name}"
+    outcome = of_sound("alone", name, inspection)
     if not case.sound:
         outcome = as_unsound(outcome)
     if name in SHARED:

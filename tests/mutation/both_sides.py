@@ -98,7 +98,7 @@ def _apart(x: Tensors) -> Tensors:
 def _broken(pair: Sound, kind: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
     """Return what is reported of a broken original and its sound copy; ``pair`` has the sound original."""
     both = made(pair.bench, pair.layout, x)
-    found = of_broken("both sides", f"{pair.layout.name}, {kind}", both.report, pair.report, names, STRUCTURAL)
-    pair.bench.done(found, both.original, both.path)
+    outcome = of_broken("both sides", f"{pair.layout.name}, {kind}", both.report, pair.report, names, STRUCTURAL)
+    pair.bench.done(outcome, both.original, both.path)
     files.removed([both.original, both.path])
-    return found
+    return outcome

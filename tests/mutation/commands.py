@@ -35,14 +35,16 @@ def outcomes(bench: Bench) -> Iterator[Outcome]:
     """Run each command in a folder that it shares with earlier commands."""
     folder = bench.place()
     prepare(folder)
-    for one in TRIES:
-        one.before(folder)
-        done = call(*one.words, cwd=folder)
-        told = done.returncode != 0 or any(word in done.stdout + done.stderr for word in TOLD)
-        label = ("ERROR" if done.returncode else "WARNED") if one.sound else "noticed"
+    for attempt in TRIES:
+        attempt.before(folder)
+        done = call(*attempt.words, cwd=folder)
+        is_noticed = done.returncode != 0 or any(word in done.stdout + done.stderr for word in TOLD)
+        label = ("ERROR" if done.returncode else "WARNED") if attempt.sound else "noticed"
         note = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[:200]}"
-        silent = "clean" if one.sound else "SILENT"
-        yield Outcome("commands", one.name, label if told else silent, None if one.sound else STRUCTURAL, note=note)
+        silent = "clean" if attempt.sound else "SILENT"
+        yield Outcome(
+            "commands", attempt.name, label if is_noticed else silent, None if attempt.sound else STRUCTURAL, note=note
+        )
 
 
 def prepare(folder: Path) -> None:

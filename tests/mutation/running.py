@@ -49,8 +49,8 @@ JOBS = [
     *(Job(f"real {name}", partial(real.damaged, name=name)) for name in real.LAYOUTS),
     Job("real undeclared GPTQ", real.undeclared),
     *(
-        Job(f"excuses {excuses.case_name(*one)}", partial(excuses.outcomes, declared=one[0], file=one[1]))
-        for one in excuses.CASES
+        Job(f"excuses {excuses.case_name(*case)}", partial(excuses.outcomes, declared=case[0], file=case[1]))
+        for case in excuses.CASES
     ),
     Job("commands", commands.outcomes),
     Job("folds", unquantized.folds),

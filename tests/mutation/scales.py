@@ -40,24 +40,24 @@ def _all(_layout: Layout, scale: Tensor, _shape: tuple[int, int]) -> Tensor:
 
 def _rows(layout: Layout, scale: Tensor, shape: tuple[int, int], first: int = 0, n: int = 1) -> Tensor | None:
     """Select rows from a fifth of the weight on, or from row ``first`` on. Return None if all rows share a scale."""
-    each = layout.group[0] or shape[0]
+    rows_per_scale = layout.group[0] or shape[0]
     if len(scale) == 1:
         return None
     row = first or shape[0] // 5
-    found = torch.zeros_like(scale, dtype=torch.bool)
-    found[row // each : (row + n - 1) // each + 1] = True
-    return found
+    selected = torch.zeros_like(scale, dtype=torch.bool)
+    selected[row // rows_per_scale : (row + n - 1) // rows_per_scale + 1] = True
+    return selected
 
 
 def _columns(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
     """Select a group of columns in all rows, at least 64 columns."""
     if scale.shape[1] == 1:
         return None
-    each = layout.group[1]
+    columns_per_scale = layout.group[1]
     at = scale.shape[1] // 3
-    found = torch.zeros_like(scale, dtype=torch.bool)
-    found[:, at : at + max(64 // each, 1)] = True
-    return found
+    selected = torch.zeros_like(scale, dtype=torch.bool)
+    selected[:, at : at + max(64 // columns_per_scale, 1)] = True
+    return selected
 
 
 def _tile(layout: Layout, scale: Tensor, shape: tuple[int, int]) -> Tensor | None:
@@ -128,8 +128,8 @@ def outcomes(bench: Bench, layout: Layout, damages: tuple[Damage, ...] = DAMAGES
     """Damage the scales of a layout in every way."""
     pair = made(bench, layout)
     for damage in damages:
-        if one := case(pair, damage):
-            yield pair.outcome(f"scales, {layout.family}", one)
+        if damaged_case := case(pair, damage):
+            yield pair.outcome(f"scales, {layout.family}", damaged_case)
     if layout.name == OF_LLM_COMPRESSOR:
         yield pair.outcome(f"scales, {layout.family}", undeclared(pair))
 
@@ -280,7 +280,7 @@ QUANTIZERS = (
 
 def sound_pairs(bench: Bench, layout: Layout) -> Iterator[Outcome]:
     """Quantize with every sound quantizer of a layout."""
-    for quantizer in (one for one in QUANTIZERS if one.fits(layout)):
+    for quantizer in (quantizer for quantizer in QUANTIZERS if quantizer.fits(layout)):
         x = originals_of(layout)
         given = {name: quantizer.original(as_matrix(w)).view(w.shape) if w.dim() > 1 else w for name, w in x.items()}
         pair = made(bench, quantizer.declared(layout), given, quantizer.quantize)

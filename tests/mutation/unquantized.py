@@ -73,8 +73,8 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
     off = (norm[INPUT_NORM].float() * (1 + 0.1 * torch.randn(HIDDEN, generator=drawn(7)))).bfloat16()
     tiled = {OUT: x[OUT].float() * rows.repeat(HIDDEN // KEYS)}
-    one = torch.ones(INNER)
-    one[INNER // 7] = 1.5
+    unit_factors = torch.ones(INNER)
+    unit_factors[INNER // 7] = 1.5
     bias = {V_BIAS: (x[V_BIAS].float() / rows).bfloat16()}
     up, down = {UP: x[UP].float() / inner[:, None]}, {DOWN: x[DOWN].float() * inner}
     for name, tensors, right in (
@@ -88,8 +88,8 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
         ("v and o folded, o forgotten", v | bias, False),
         ("up and down folded", up | down, True),
         ("up and down folded, down forgotten", up, False),
-        ("up and down folded, one row × 1.5", up | down | {UP: up[UP] * one[:, None]}, False),
-        ("up and down folded, one column × 1.5", up | down | {DOWN: down[DOWN] * one}, False),
+        ("up and down folded, one row × 1.5", up | down | {UP: up[UP] * unit_factors[:, None]}, False),
+        ("up and down folded, one column × 1.5", up | down | {DOWN: down[DOWN] * unit_factors}, False),
     ):
         coded = {key: sound(layout, as_matrix(value)) if linear(key) else value for key, value in tensors.items()}
         yield Case(name, coded, sound=right, names=(Q, K, V, OUT, UP, DOWN, INPUT_NORM, V_BIAS))
@@ -129,10 +129,10 @@ def corrections(bench: Bench) -> Iterator[Outcome]:
             inputs = mean * torch.randn(error.shape[1], generator=drawn(6))
             corrected = (bias.float() - error @ inputs).to(bias.dtype)
             yield pair.outcome("corrections", Case(f"corrected, mean {mean}", {V_BIAS: corrected}, sound=True))
-        one, half = torch.zeros(len(bias)), torch.ones(len(bias))
-        one[len(bias) // 3] = 1
+        ones, half = torch.zeros(len(bias)), torch.ones(len(bias))
+        ones[len(bias) // 3] = 1
         half[len(bias) // 2 :] = 0
-        for kind, factors in {"doubled": 2 + 0 * one, "halved": 0.5 + 0 * one, "cut": half, "one zeroed": 1 - one,
-                              "one doubled": 1 + one, "inverted": -1 + 0 * one}.items():  # fmt: skip
+        for kind, factors in {"doubled": 2 + 0 * ones, "halved": 0.5 + 0 * ones, "cut": half, "one zeroed": 1 - ones,
+                              "one doubled": 1 + ones, "inverted": -1 + 0 * ones}.items():  # fmt: skip
             broken = (bias.float() * factors).to(bias.dtype)
             yield pair.outcome("corrections", Case(f"{V_BIAS}, {kind}", {V_BIAS: broken}))

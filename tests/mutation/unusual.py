@@ -142,8 +142,8 @@ def outcomes(bench: Bench) -> Iterator[Outcome]:
             yield of_sound("unusual", f"{kind} as {format_name}", report)
         for type_name in TYPES:
             report = compared(make(), bench.folder, None, type_name)
-            found = of_sound("unusual", f"{kind} as {type_name}", report)
-            yield as_unsound(found) if kind in TOO_SMALL else found
+            outcome = of_sound("unusual", f"{kind} as {type_name}", report)
+            yield as_unsound(outcome) if kind in TOO_SMALL else outcome
     for kind, x in small():
         for format_name in ("INT8 row", "INT4 in bytes", "FP8 row", "FP8 tensor"):
             report = compared(x, bench.folder, FORMATS[format_name](x), "")

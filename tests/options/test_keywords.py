@@ -35,7 +35,7 @@ class TestSignatures:
         for field in fields(FUNCTIONS[name]):
             assert field.name in INTERNAL or field.default == parameters[field.name].default
         assert set() == INTERNAL & parameters.keys()
-        assert all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def test_help_has_the_text_of_every_keyword(self, name):
         text = " ".join(inspect.getdoc(getattr(quanterr, name)).split())

@@ -83,24 +83,26 @@ class TestCommand:
     """with_options makes a command from options."""
 
     def seen(self, kind, *words):
-        found = []
+        options_seen = []
 
         def command(options: kind, number: int = 1) -> None:
-            found.append(options)
+            options_seen.append(options)
 
         app = typer.Typer()
         app.command()(with_options(command))
         result = CliRunner().invoke(app, list(words))
-        return found[0] if found else result.output
+        return options_seen[0] if options_seen else result.output
 
     def test_command_has_the_fields_in_its_options(self):
-        found = self.seen(CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1")
+        options = self.seen(
+            CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1"
+        )
 
         assert (("attn", "mlp"), 0.5, ("a < 1",), ()) == (
-            found.layers,
-            found.outlier_threshold,
-            found.fail_if,
-            found.require,
+            options.layers,
+            options.outlier_threshold,
+            options.fail_if,
+            options.require,
         )
 
     def test_command_rejects_excluded_options(self):

@@ -29,8 +29,8 @@ def draw(rows=ROWS, cols=COLS, dtype=torch.bfloat16):
 
 def quantize(weight, recipe):
     """Return the stored tensors of a weight by their names."""
-    found = quantize_tensor(weight, recipe)
-    return {f"{NAME}.{name}": tensor for name, tensor in found.items()}
+    parts = quantize_tensor(weight, recipe)
+    return {f"{NAME}.{name}": tensor for name, tensor in parts.items()}
 
 
 def codes_of(stored, recipe):
@@ -53,8 +53,8 @@ def compare(original, stored, path, recipe, **options):
 
 
 def trace(original, stored, path, recipe):
-    [one] = compare(original, stored, path, recipe).origin
-    return one
+    [tensor_origin] = compare(original, stored, path, recipe).origin
+    return tensor_origin
 
 
 @pytest.mark.parametrize("recipe", [*PLAIN, *BLOCKS])
@@ -62,9 +62,9 @@ class TestOneWeight:
     def test_codes_of_a_recipe_are_exact(self, recipe, tmp_path):
         weight = draw()
 
-        found = trace(weight, quantize(weight, recipe), tmp_path, recipe)
+        origin = trace(weight, quantize(weight, recipe), tmp_path, recipe)
 
-        assert (found.kind, found.off_codes, found.unlike) == ("exact", 0, 0)
+        assert (origin.kind, origin.off_codes, origin.unlike) == ("exact", 0, 0)
 
     def test_exact_weights_are_not_decoded_a_second_time(self, recipe, tmp_path, monkeypatch):
         monkeypatch.setattr(tracing._Tracer, "_compare", None)
@@ -82,12 +82,12 @@ class TestOneWeight:
         at = {"first": 0, "middle": len(codes[0]) // wide // 2, "last": len(codes[0]) // wide - 1}[place] * wide
         codes[row, at + CODES_AT.get(recipe, 0)] ^= 1
 
-        found = trace(weight, stored, tmp_path, recipe)
+        origin = trace(weight, stored, tmp_path, recipe)
 
-        assert found.kind == "not_shown"
-        assert found.unlike == 1
-        assert [row] == [place[0] for place in found.unlike_places]
-        assert found.reason == f"{found.recipe} gives all values but 1"
+        assert origin.kind == "not_shown"
+        assert origin.unlike == 1
+        assert [row] == [place[0] for place in origin.unlike_places]
+        assert origin.reason == f"{origin.recipe} gives all values but 1"
 
     def test_two_exchanged_rows_are_named(self, recipe, tmp_path):
         weight = draw()
@@ -95,10 +95,10 @@ class TestOneWeight:
         codes = codes_of(stored, recipe)
         codes[[7, 50]] = codes[[50, 7]]
 
-        found = trace(weight, stored, tmp_path, recipe)
+        origin = trace(weight, stored, tmp_path, recipe)
 
-        assert (found.kind, found.off_rows) == ("not_shown", 2)
-        assert [7, 50] == [place[0] for place in found.places]
+        assert (origin.kind, origin.off_rows) == ("not_shown", 2)
+        assert [7, 50] == [place[0] for place in origin.places]
 
 
 @pytest.mark.parametrize("recipe", ["fp8_row", "int8_block64", "nvfp4", "gguf_q4_k"])
@@ -111,11 +111,11 @@ def test_another_weight_before_quantization_is_not_shown(recipe, change, tmp_pat
         off = torch.randn(ROWS, COLS, generator=generator)
     other = weight + 1e-4 * off
 
-    found = trace(weight.bfloat16(), quantize(other.bfloat16(), recipe), tmp_path, recipe)
+    origin = trace(weight.bfloat16(), quantize(other.bfloat16(), recipe), tmp_path, recipe)
 
-    assert found.kind == "not_shown"
-    assert found.off_codes
-    assert found.places
+    assert origin.kind == "not_shown"
+    assert origin.off_codes
+    assert origin.places
 
 
 class TestScales:
@@ -124,30 +124,30 @@ class TestScales:
         stored = quantize(weight, recipe)
         stored[f"{NAME}.weight_scale"].view(torch.int32).view(-1)[41] ^= 1
 
-        found = trace(weight, stored, None, recipe)
+        origin = trace(weight, stored, None, recipe)
 
-        assert found.kind == "nearest"  # only the scales may differ from what the recipe writes
-        assert [41] == [place[0] for place in found.unlike_places]
-        assert found.reason.startswith("fp8_row gives all values but")
+        assert origin.kind == "nearest"  # only the scales may differ from what the recipe writes
+        assert [41] == [place[0] for place in origin.unlike_places]
+        assert origin.reason.startswith("fp8_row gives all values but")
 
     def test_scale_that_was_rounded_after_the_codes_leaves_them_the_nearest(self):
         weight, recipe = draw(), "fp8_row"
         stored = quantize(weight, recipe)
         stored[f"{NAME}.weight_scale"] = stored[f"{NAME}.weight_scale"].half()
 
-        found = trace(weight, stored, None, recipe)
+        origin = trace(weight, stored, None, recipe)
 
-        assert (found.kind, found.arithmetic) == ("nearest", "float16")
+        assert (origin.kind, origin.arithmetic) == ("nearest", "float16")
 
     def test_another_scale_under_the_same_codes_is_not_shown(self):
         weight, recipe = draw(), "fp8_row"
         stored = quantize(weight, recipe)
         stored[f"{NAME}.weight_scale"][41] *= 1.2
 
-        found = trace(weight, stored, None, recipe)
+        origin = trace(weight, stored, None, recipe)
 
-        assert found.kind == "not_shown"
-        assert [41] == [place[0] for place in found.places]
+        assert origin.kind == "not_shown"
+        assert [41] == [place[0] for place in origin.places]
 
     def test_bits_in_scales_that_the_codes_leave_open_are_counted(self):
         weight = draw()
@@ -156,10 +156,10 @@ class TestScales:
         scale *= 1.01
         stored[f"{NAME}.weight"] = (weight.float() / scale).round().clamp(-127, 127).to(torch.int8)
 
-        found = trace(weight, stored, None, "int8_row")
+        origin = trace(weight, stored, None, "int8_row")
 
-        assert (found.kind, found.arithmetic, found.recipe) == ("nearest", "float32", None)
-        assert found.scale_bits == 32 * ROWS
+        assert (origin.kind, origin.arithmetic, origin.recipe) == ("nearest", "float32", None)
+        assert origin.scale_bits == 32 * ROWS
 
 
 class TestPlainTensors:
@@ -172,9 +172,9 @@ class TestPlainTensors:
     def test_digits_that_the_original_lacks_are_not_shown(self):
         weight = draw(dtype=torch.float32)
 
-        found = trace(weight.bfloat16(), {f"{NAME}.weight": weight}, None, "")
+        origin = trace(weight.bfloat16(), {f"{NAME}.weight": weight}, None, "")
 
-        assert found.kind == "not_shown"
+        assert origin.kind == "not_shown"
 
     def test_sign_of_one_zero_is_not_shown(self):
         weight = draw()
@@ -182,9 +182,9 @@ class TestPlainTensors:
         other = weight.clone()
         other[5, 9] = -0.0
 
-        found = trace(weight, {f"{NAME}.weight": other}, None, "")
+        origin = trace(weight, {f"{NAME}.weight": other}, None, "")
 
-        assert (found.kind, found.places) == ("not_shown", ((5, 9),))
+        assert (origin.kind, origin.places) == ("not_shown", ((5, 9),))
 
 
 class TestWhole:
@@ -194,7 +194,7 @@ class TestWhole:
 
         report = compare(weight, quantize(weight, "fp8_row") | extra, None, "fp8_row")
 
-        assert ["exact", "not_shown"] == [one.kind for one in report.origin]
+        assert ["exact", "not_shown"] == [tensor_origin.kind for tensor_origin in report.origin]
         assert "only" not in report.origin[0].layer_name
 
     def test_findings_about_codes_of_sampled_rows_are_stated_of_all_codes(self):
@@ -254,9 +254,9 @@ class TestWhole:
         stored = quantize(weight, "int8_row")
         stored[f"{NAME}.weight"][1234, 5] ^= 1
 
-        found = trace(weight, stored, None, "int8_row")
+        origin = trace(weight, stored, None, "int8_row")
 
-        assert (found.kind, found.unlike_places) == ("not_shown", ((1234, 5),))
+        assert (origin.kind, origin.unlike_places) == ("not_shown", ((1234, 5),))
 
 
 @pytest.mark.parametrize(("keys", "kind"), [((), "not_shown"), ((IMATRIX,), "compensated")])
@@ -267,9 +267,9 @@ def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path)
     stored = Stored("blk.0.ffn_up.weight", "Q5_1", (ROWS, COLS), blocks.numpy().tobytes())
     path.write_bytes(gguf([stored], (*LLAMA, *keys)))
 
-    [found] = quanterr.compare({f"{NAME}.weight": weight}, path, every_code=True, device="cpu").origin
+    [tensor_origin] = quanterr.compare({f"{NAME}.weight": weight}, path, every_code=True, device="cpu").origin
 
-    assert (found.kind, found.off_codes, found.off_rows) == (kind, ROWS // 2, ROWS // 2)
+    assert (tensor_origin.kind, tensor_origin.off_codes, tensor_origin.off_rows) == (kind, ROWS // 2, ROWS // 2)
 
 
 @pytest.mark.session
@@ -277,7 +277,7 @@ def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path)
 def test_files_of_methods_that_move_codes_are_compensated(file, tmp_path):
     pair = excuses.made(Bench(tmp_path), excuses.OWN[file], file)
 
-    found = quanterr.compare(pair.original, pair.path, every_code=True, device="cpu").origin
+    origin = quanterr.compare(pair.original, pair.path, every_code=True, device="cpu").origin
 
-    assert {"identical", "nearest", "compensated"} >= {one.kind for one in found}
-    assert any(one.kind == "compensated" for one in found)
+    assert {"identical", "nearest", "compensated"} >= {tensor_origin.kind for tensor_origin in origin}
+    assert any(tensor_origin.kind == "compensated" for tensor_origin in origin)

@@ -38,11 +38,11 @@ def pair(tmp_path_factory):
 
 
 def quantized(weights):
-    found = {}
+    tensors = {}
     for name, weight in weights.items():
         stored = quantize_tensor(weight, "fp8_row")
-        found |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in stored.items()}
-    return found
+        tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in stored.items()}
+    return tensors
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def written(pair, tmp_path):
 
 class TestStatement:
     def test_statement_follows_its_schema(self, written):
-        schema, found = make_schema(), json.loads(written.read_text())
+        schema, document = make_schema(), json.loads(written.read_text())
 
         jsonschema.Draft202012Validator.check_schema(schema)
-        jsonschema.validate(found, schema)
+        jsonschema.validate(document, schema)
 
-        assert ["model.safetensors", "config.json"] == [one["name"] for one in found["subject"]]
-        assert {"exact": 2} == {kind: size["tensors"] for kind, size in found["predicate"]["classes"].items()}
-        assert found["predicate"]["verdict"] == "shown"
+        assert ["model.safetensors", "config.json"] == [subject["name"] for subject in document["subject"]]
+        assert {"exact": 2} == {kind: size["tensors"] for kind, size in document["predicate"]["classes"].items()}
+        assert document["predicate"]["verdict"] == "shown"
 
     def test_statement_is_the_same_each_time(self, pair, written):
         assert written.read_text() == make_statement(pair[2]).to_json()
@@ -113,13 +113,13 @@ class TestReading:
 
 class TestVerification:
     def test_files_are_those_of_the_statement(self, pair, written):
-        found = read_statement(written)
+        statement = read_statement(written)
 
-        assert check_files(pair[1], found.subject, "quantized", OPTIONS) == 2
-        assert check_files(pair[0], found.predicate.materials, "original", OPTIONS) == 1
+        assert check_files(pair[1], statement.subject, "quantized", OPTIONS) == 2
+        assert check_files(pair[0], statement.predicate.materials, "original", OPTIONS) == 1
 
     def test_each_changed_byte_is_found(self, pair, written, tmp_path):
-        found = read_statement(written)
+        statement = read_statement(written)
         for name in ("model.safetensors", "config.json"):
             copy = tmp_path / name.partition(".")[0]
             copy.mkdir()
@@ -130,7 +130,7 @@ class TestVerification:
             (copy / name).write_bytes(raw)
 
             with pytest.raises(CheckpointError, match=f"{name} was changed"):
-                check_files(copy, found.subject, "quantized", OPTIONS)
+                check_files(copy, statement.subject, "quantized", OPTIONS)
 
     def test_each_of_several_files_with_one_name_counts(self, pair, written):
         subject = read_statement(written).subject
@@ -140,20 +140,22 @@ class TestVerification:
             check_files(pair[1], [other, *subject], "quantized", OPTIONS)
 
     def test_missing_and_additional_files_are_named(self, pair, written):
-        found = read_statement(written)
+        statement = read_statement(written)
 
         with pytest.raises(CheckpointError, match="other is missing"):
-            check_files(pair[1], [*found.subject, replace(found.subject[0], name="other")], "quantized", OPTIONS)
+            check_files(
+                pair[1], [*statement.subject, replace(statement.subject[0], name="other")], "quantized", OPTIONS
+            )
         with pytest.raises(CheckpointError, match=r"config\.json is not in the statement"):
-            check_files(pair[1], found.subject[:1], "quantized", OPTIONS)
+            check_files(pair[1], statement.subject[:1], "quantized", OPTIONS)
 
     def test_comparison_is_repeated(self, pair, written):
-        found = read_statement(written)
-        compare_again(found, *pair[:2], OPTIONS)
-        found.predicate.tensors[1].kind = "identical"
+        statement = read_statement(written)
+        compare_again(statement, *pair[:2], OPTIONS)
+        statement.predicate.tensors[1].kind = "identical"
 
         with pytest.raises(CheckpointError, match=r"up_proj\.weight is identical in the statement, and exact now"):
-            compare_again(found, *pair[:2], OPTIONS)
+            compare_again(statement, *pair[:2], OPTIONS)
 
 
 @pytest.mark.session

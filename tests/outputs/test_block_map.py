@@ -46,10 +46,10 @@ class TestCells:
     def test_worst_cells_are_the_brightest(self):
         text = shown(many(4, bad=(0, 1, 0)), color_system="truecolor", force_terminal=True)
         row = next(line for line in text.splitlines() if "module0" in line)
-        found = re.findall(r"48;2;(\d+;\d+;\d+)m", row)
+        colours = re.findall(r"48;2;(\d+;\d+;\d+)m", row)
         other, bright = (";".join(map(str, bytes.fromhex(COLOURS[n][1:]))) for n in (6, 0))  # digits of 5 dB
 
-        assert [other, bright, other, other] == found
+        assert [other, bright, other, other] == colours
 
     def test_curve_is_low_where_the_snr_is(self):
         curve = line(shown(report_of(small())), "mlp.down_proj")[2]

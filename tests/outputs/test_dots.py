@@ -89,10 +89,10 @@ def test_axes_have_round_numbers_in_their_range(values, log):
 
 def test_svg_shows_each_candidate_by_name():
     """Without an evaluation, a ranking has its SNR."""
-    found = texts(svg_of(ranking()))
+    labels = texts(svg_of(ranking()))
 
-    assert "SNR [dB] over size" == found[0]
-    assert {"fp8", "int8"} <= set(found)
+    assert "SNR [dB] over size" == labels[0]
+    assert {"fp8", "int8"} <= set(labels)
     assert {"fp8", "int4"} <= set(texts(svg_of(evaluation())))
 
 

@@ -73,18 +73,18 @@ def test_dash_means_json_on_standard_output():
 
 
 def test_existing_file_is_kept_if_asked(tmp_path):
-    there, new = tmp_path / "there.json", tmp_path / "new.json"
-    there.write_text('{"schema": "quanterr.report"}')
+    existing, new = tmp_path / "there.json", tmp_path / "new.json"
+    existing.write_text('{"schema": "quanterr.report"}')
 
     assert [new, None] == [target.path for target in check_targets([str(new), "-"], [], no_clobber=True)]
     with pytest.raises(ResourceError, match=r"there\.json: already exists \(--no-clobber\)"):
-        check_targets([str(new), str(there)], [], no_clobber=True)
+        check_targets([str(new), str(existing)], [], no_clobber=True)
 
 
 def test_several_outputs_keep_their_order(tmp_path):
-    found = check_targets([str(tmp_path / "b.json"), "-", str(tmp_path / "a.json")], [])
+    targets = check_targets([str(tmp_path / "b.json"), "-", str(tmp_path / "a.json")], [])
 
-    assert [tmp_path / "b.json", None, tmp_path / "a.json"] == [target.path for target in found]
+    assert [tmp_path / "b.json", None, tmp_path / "a.json"] == [target.path for target in targets]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.name)

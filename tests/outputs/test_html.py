@@ -41,22 +41,22 @@ def section_of(part):
 
 
 def test_faultless_file_needs_no_action_and_no_kept_layers():
-    found = report_of(small(bad=False))
-    low = replace(found, formats={name: replace(one, usual_snr_db=[40, 42]) for name, one in found.formats.items()})
+    report = report_of(small(bad=False))
+    low = replace(report, formats={name: replace(row, usual_snr_db=[40, 42]) for name, row in report.formats.items()})
 
-    assert "Nothing needs to be done" in page(found)
-    assert 'id="keep"' not in page(found)
-    for doubted in (low, replace(found, verdict="fail"), report_of(small())):
+    assert "Nothing needs to be done" in page(report)
+    assert 'id="keep"' not in page(report)
+    for doubted in (low, replace(report, verdict="fail"), report_of(small())):
         assert "Nothing needs to be done" not in page(doubted)
         assert 'id="keep"' in page(doubted)
 
 
 def test_title_names_the_file_and_its_snr_and_no_page_names_its_folder():
-    found = report_of(small())
-    side = replace(found.quantized, path="/home/me/models/model-fp8.safetensors")
-    run = replace(found.run, command=["quanterr", "compare", "original.safetensors", side.path])
-    made = page(replace(found, quantized=side, run=run))
-    snr = f"{found.aggregate.overall_snr_db:.2f}"
+    report = report_of(small())
+    side = replace(report.quantized, path="/home/me/models/model-fp8.safetensors")
+    run = replace(report.run, command=["quanterr", "compare", "original.safetensors", side.path])
+    made = page(replace(report, quantized=side, run=run))
+    snr = f"{report.aggregate.overall_snr_db:.2f}"
 
     assert f"<title>model-fp8.safetensors: {snr} dB, " in made
     assert "quanterr compare original.safetensors model-fp8.safetensors" in made
@@ -112,13 +112,13 @@ def evil():
 
 class TestPermissions:
     def test_only_the_page_script_and_style_may_run(self, report):
-        found = Page(page(report))
-        allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))
+        parsed = Page(page(report))
+        allowed = dict(part.split(" ", 1) for part in parsed.policy.split("; "))
 
         assert "'none'" == allowed["default-src"] == allowed["base-uri"] == allowed["form-action"]
         assert {"default-src", "base-uri", "form-action", "style-src", "script-src", "img-src"} == allowed.keys()
         for element, policy in (("style", "style-src"), ("script module", "script-src")):
-            digest = hashlib.sha256(found.content[element].encode()).digest()
+            digest = hashlib.sha256(parsed.content[element].encode()).digest()
             assert f"'sha256-{base64.b64encode(digest).decode()}'" == allowed[policy]
 
     def test_policy_comes_before_everything_it_governs(self, report):
@@ -157,11 +157,11 @@ class TestPermissions:
 class TestHostileNames:
     def test_hostile_names_make_no_element(self, evil):
         plain = {name for name, _ in Page(page(report_of(mixed()))).elements}
-        found = Page(evil).elements
+        elements = Page(evil).elements
 
-        assert {name for name, _ in found} <= plain | {"code"}
-        assert 2 == sum(name == "script" for name, _ in found)
-        assert not [key for _, attributes in found for key in attributes if key.startswith("on") or key == "src"]
+        assert {name for name, _ in elements} <= plain | {"code"}
+        assert 2 == sum(name == "script" for name, _ in elements)
+        assert not [key for _, attributes in elements for key in attributes if key.startswith("on") or key == "src"]
 
     def test_hostile_names_are_only_text(self, evil):
         text = "".join(Page(evil).text)
@@ -171,10 +171,10 @@ class TestHostileNames:
         assert r"\u202eesrever\u2066" in text
 
     def test_hostile_names_leave_the_page_and_its_policy_whole(self, evil):
-        found = Page(evil)
+        parsed = Page(evil)
 
-        assert found.policy.startswith("default-src 'none'; style-src 'sha256-")
-        assert "document.title='pwned'" not in "".join(found.content.values())
+        assert parsed.policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "document.title='pwned'" not in "".join(parsed.content.values())
 
     def test_overlong_names_are_cut(self, evil):
         assert len(evil) < 400_000

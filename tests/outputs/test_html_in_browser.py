@@ -47,10 +47,10 @@ class Page:
 
     def wait(self, script, seconds=20):
         deadline = time.monotonic() + seconds
-        while not (found := self.run(script)):
+        while not (finished := self.run(script)):
             assert time.monotonic() < deadline, f"never true: {script}; {self.complaints()}"
             time.sleep(0.02)
-        return found
+        return finished
 
     def complaints(self):
         return [entry["message"] for entry in self.browser.get_log("browser")]
@@ -511,20 +511,20 @@ class TestDetails:
     def test_details_show_every_metric_with_its_definition_and_the_finding(self, page):
         page.click("#rows button")
         page.wait("return document.getElementById('details').open")
-        told = page.text("#details-body")
+        details = page.text("#details-body")
 
-        assert "model.layers.11.mlp.down_proj.weight: 4.1 dB as fp8_row" in told
+        assert "model.layers.11.mlp.down_proj.weight: 4.1 dB as fp8_row" in details
         for text in ("cosine similarity", "10·log10(Σx² / Σe²)", "Percentiles of |e|", "Worst rows", "Largest error"):
-            assert text in told
+            assert text in details
 
     def test_details_compare_the_layer_with_its_peers_and_price_keeping_it(self, page):
         page.click("#rows button")
         page.wait("return document.getElementById('details').open")
-        told = page.text(".context")
+        context = page.text(".context")
 
-        assert "other layers of role mlp in fp8_row usually have" in told
-        assert re.search(r"This layer is \d+\.\d dB below\.", told)
-        assert "Keeping it unquantized removes 90" in told
+        assert "other layers of role mlp in fp8_row usually have" in context
+        assert re.search(r"This layer is \d+\.\d dB below\.", context)
+        assert "Keeping it unquantized removes 90" in context
 
     def test_details_explain_why_a_tensor_was_not_compared(self, partial):
         partial.click("#rows button")
@@ -624,18 +624,18 @@ class TestThemesAndSizes:
     def test_page_fits_its_width(self, partial, width):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         partial.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        found = partial.run("return document.documentElement.scrollWidth")
+        finished = partial.run("return document.documentElement.scrollWidth")
         partial.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
-        assert found <= width
+        assert finished <= width
 
     def test_print_has_the_first_rows_and_their_total(self, partial):
         partial.run("window.dispatchEvent(new Event('beforeprint'))")
-        printed, told = len(partial.column(0)), partial.text("#rows")
+        printed, row_count = len(partial.column(0)), partial.text("#rows")
         partial.run("window.dispatchEvent(new Event('afterprint'))")
 
         assert 60 == printed
-        assert "The first 60 of 609 rows" in told
+        assert "The first 60 of 609 rows" in row_count
 
     def test_page_without_scripts_shows_verdict_and_uncompared_tensors(self, browser, tmp_path):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
@@ -709,7 +709,7 @@ class TestRankingPage:
         from selenium.webdriver.common.keys import Keys
 
         points = "return [...document.querySelectorAll('#front-plot .point')].map((e) => e.getAttribute('aria-label'))"
-        assert ["quantized_int8", "quantized_fp8"] == [told.split(":")[0] for told in ranked.run(points)]
+        assert ["quantized_int8", "quantized_fp8"] == [point.split(":")[0] for point in ranked.run(points)]
         ranked.run("document.querySelectorAll('#front-plot .point')[1].focus()")
         ranked.press(Keys.ENTER)
 
@@ -717,10 +717,10 @@ class TestRankingPage:
 
     def test_layer_details_show_how_each_candidate_stores_it(self, ranked):
         ranked.run("[...document.querySelectorAll('#mix a.layer')].at(-1).click()")
-        told = ranked.text("#details-body")
+        details = ranked.text("#details-body")
 
         for text in ("quantized_int8", "quantized_fp8", "int8_tensor", "fp8_tensor", "Σe²"):
-            assert text in told
+            assert text in details
 
     def test_ranking_page_without_ranked_candidates_explains_why(self, browser, candidates, tmp_path):
         lacking = store(tmp_path / "lacking.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 128)})
@@ -825,11 +825,11 @@ class TestManyLayers:
         naming = self.timed(many, "document.querySelector('[data-key=name] button').click()")
         typing = "const e = document.getElementById('search'); e.value = 'experts.17.'; "
         filtering = self.timed(many, typing + "e.dispatchEvent(new Event('input'))")
-        found = many.text("#count")
+        count = many.text("#count")
         many.click("#reset")
         print(f"\nopen {many.seconds:.1f} s, sort {sorting:.0f} ms, by name {naming:.0f} ms, filter {filtering:.0f} ms")
 
-        assert found.startswith("39 of 10,145 tensors")
+        assert count.startswith("39 of 10,145 tensors")
 
     def test_last_row_of_a_large_page_can_be_reached(self, many):
         many.run("document.getElementById('viewport').scrollTop = 1e9")
@@ -847,8 +847,8 @@ class TestManyLayers:
         for key in ("name", "snr_db", "snr_db"):  # the best first
             many.click(f"#columns [data-key={key}] button")
         many.click("#rows button")
-        told = many.text("#details-body")
+        details = many.text("#details-body")
         many.click("#close")
 
-        assert "The other metrics of this layer are in the JSON and CSV reports." in told
-        assert "mean absolute error" in told
+        assert "The other metrics of this layer are in the JSON and CSV reports." in details
+        assert "mean absolute error" in details

@@ -177,8 +177,8 @@ def hostile(tmp_path_factory):
     write(folder / "=y\n.safetensors", y)
     write(folder / "labelled" / "model.safetensors", y, labels | {name or "k": name for name in STORABLE})
     config = {"quant_method": STORABLE[10], "config_groups": {name: {"weights": name} for name in STORABLE}}
-    told = {"architectures": [STORABLE[11]], "model_type": STORABLE[12], "quantization_config": config}
-    (folder / "labelled" / "config.json").write_text(json.dumps(told))
+    config_json = {"architectures": [STORABLE[11]], "model_type": STORABLE[12], "quantization_config": config}
+    (folder / "labelled" / "config.json").write_text(json.dumps(config_json))
     rules = [
         f"[[rule]]\nid = {toml(name)}\nrequire = 'snr_db >= 99'\nreason = {toml(name)}"
         for name in SHORT
@@ -235,11 +235,11 @@ def test_compare_escapes_everything_hostile(hostile, compared):
     ids=lambda words: ascii(" ".join(words))[:50],
 )
 def test_every_command_escapes_everything_hostile(hostile, compared, words):
-    there = [
+    arguments = [
         str(hostile / word) if re.search(r"json$|toml$|tensors?$|labelled", word) and word[0] != "-" else word
         for word in words
     ]
-    done = call(*there, env=ON_GITHUB)
+    done = call(*arguments, env=ON_GITHUB)
 
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 1, 2, 3, 4)

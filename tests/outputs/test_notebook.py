@@ -109,34 +109,34 @@ def both(tmp_path_factory):
 
 
 def test_diff_is_one_line_and_takes_reports_and_paths(both):
-    found = quanterr.diff(*both)
+    diff = quanterr.diff(*both)
 
-    assert repr(found).startswith("<quanterr.Diff 0 layers worse, 0 better, ")
-    assert "\n" not in repr(found)
-    assert found.unchanged == len(found.layers) == quanterr.diff(both[1], both[0]).unchanged
+    assert repr(diff).startswith("<quanterr.Diff 0 layers worse, 0 better, ")
+    assert "\n" not in repr(diff)
+    assert diff.unchanged == len(diff.layers) == quanterr.diff(both[1], both[0]).unchanged
 
 
 def test_diff_is_a_table_with_its_changes(both):
     report, path = both
     worse = quanterr.read_report(path)
     worse.layers[0].snr_db -= 3
-    found = quanterr.diff(report, worse)
+    diff = quanterr.diff(report, worse)
 
-    assert "<caption>1 layer worse</caption>" in found._repr_html_()
-    assert f"<td>{report.layers[0].layer_name}</td>" in found._repr_html_()
+    assert "<caption>1 layer worse</caption>" in diff._repr_html_()
+    assert f"<td>{report.layers[0].layer_name}</td>" in diff._repr_html_()
 
 
 @pytest.mark.parametrize("suffix", [".json", ".html"])
 def test_diff_and_a_ranking_are_saved(both, ranking, tmp_path, suffix):
-    for name, found in (("diff", quanterr.diff(*both)), ("ranking", ranking)):
-        found.save(tmp_path / f"{name}{suffix}")
+    for name, document in (("diff", quanterr.diff(*both)), ("ranking", ranking)):
+        document.save(tmp_path / f"{name}{suffix}")
         assert f"quanterr.{name}" in (tmp_path / f"{name}{suffix}").read_text()[:200]
 
 
 def test_unknown_suffix_is_refused(both, ranking, tmp_path):
-    for found in (quanterr.diff(*both), ranking):
+    for document in (quanterr.diff(*both), ranking):
         with pytest.raises(UsageError, match=r"unknown suffix; choose one of \.json, "):
-            found.save(tmp_path / "x.txt")
+            document.save(tmp_path / "x.txt")
 
 
 def test_any_list_of_a_result_is_a_data_frame(ranking, monkeypatch):

@@ -129,10 +129,10 @@ def test_output_holds_only_printable_text(evil, name):
 class TestJsonLines:
     def test_first_json_line_counts_the_others(self, report):
         head, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
-        found = {record: sum(line["record"] == record for line in lines) for record in Report.ITEMS.values()}
+        counts = {record: sum(line["record"] == record for line in lines) for record in Report.ITEMS.values()}
 
         assert ("report", "inconclusive") == (head["record"], head["verdict"])
-        assert found == head["records"]
+        assert counts == head["records"]
 
     def test_json_lines_are_the_items_in_the_json_report(self, report):
         stored = json.loads(report.to_json())
@@ -304,20 +304,22 @@ class TestMarkdown:
     def test_card_is_a_sentence_a_table_and_its_findings(self, report):
         """A plan has four tables and an evaluation twelve; no card has excerpts or local paths."""
         for document in (report, *(make() for make in (sample_documents.plan, sample_documents.evaluation))):
-            said = card.make_section(document)
-            assert 1 == said.count("|---|\n")
-            assert not re.search("&#(?!124;)", said)  # except for |, which would end a cell
-        assert all(found.message in said for found in document.candidates[0].findings if found.severity != "info")
+            section = card.make_section(document)
+            assert 1 == section.count("|---|\n")
+            assert not re.search("&#(?!124;)", section)  # except for |, which would end a cell
+        assert all(
+            finding.message in section for finding in document.candidates[0].findings if finding.severity != "info"
+        )
 
     def test_damaged_layer_is_described_once(self, report):
         damage = "blk.0: off by a factor of 4"
-        found = Finding("scale_factor", "error", "blk.0", damage, "mend it", {})
+        finding = Finding("scale_factor", "error", "blk.0", damage, "mend it", {})
         gate = f"gate min(snr_db) >= 20 does not hold: 1 of 3 layers, the worst {damage}"
-        told = replace(report, verdict="inconclusive", reasons=[damage, gate], findings=[found])
+        damaged = replace(report, verdict="inconclusive", reasons=[damage, gate], findings=[finding])
 
-        for said in (card.make_section(told), told.brief()):
-            assert said.count("off by a factor of 4") == 1
-            assert "the worst as above" in said
+        for text in (card.make_section(damaged), damaged.brief()):
+            assert text.count("off by a factor of 4") == 1
+            assert "the worst as above" in text
 
     @pytest.mark.parametrize(
         ("path", "shown"),
@@ -334,10 +336,10 @@ class TestMarkdown:
         assert shown == markdown.shorten_path(path)
 
     def test_mentions_issues_and_links_are_defused(self):
-        told = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
+        prose = markdown.format_prose("@everyone #1 https://evil.example www.evil.example a@b.example")
 
-        for found in ("@e", "#1", "://", "www.", "@b"):
-            assert found not in told
+        for mention in ("@e", "#1", "://", "www.", "@b"):
+            assert mention not in prose
 
     def test_gates_show_five_digits_or_as_many_as_decide(self, report):
         gate = report.gates[0]
@@ -437,10 +439,10 @@ class TestJunit:
         for x in (report, evil, flawless()):
             root, suites = self.suites(x)
             for counted, kind in (("tests", None), ("errors", "error"), ("failures", "failure")):
-                found = [s.findall("testcase" if kind is None else f"testcase/{kind}") for s in suites.values()]
+                cases = [s.findall("testcase" if kind is None else f"testcase/{kind}") for s in suites.values()]
 
-                assert list(map(len, found)) == [int(suite.get(counted)) for suite in suites.values()]
-                assert int(root.get(counted)) == sum(map(len, found))
+                assert list(map(len, cases)) == [int(suite.get(counted)) for suite in suites.values()]
+                assert int(root.get(counted)) == sum(map(len, cases))
 
     def test_faultless_report_passes_a_single_test(self):
         root, _ = self.suites(flawless())

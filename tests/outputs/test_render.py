@@ -111,12 +111,13 @@ class TestOutputs:
         assert text.endswith("<!-- quanterr:end -->\nmore\n")
 
     def test_ranking_is_rendered_with_an_evaluation_as_a_picture(self, tmp_path):
-        found, ranked = sample_documents.evaluation(), sample_documents.ranking()
-        of = {one.name: one for one in ranked.candidates}
+        document, ranked = sample_documents.evaluation(), sample_documents.ranking()
+        of = {candidate.name: candidate for candidate in ranked.candidates}
         evaluated = [
-            replace(one, path=of["fp8"].path, bytes=of["fp8"].checkpoint_bytes) for one in found.candidates[:1]
+            replace(candidate, path=of["fp8"].path, bytes=of["fp8"].checkpoint_bytes)
+            for candidate in document.candidates[:1]
         ]
-        replace(found, candidates=evaluated, original_bytes=ranked.original_bytes).save(tmp_path / "e.json")
+        replace(document, candidates=evaluated, original_bytes=ranked.original_bytes).save(tmp_path / "e.json")
         ranked.save(tmp_path / "r.json")
         words = ("--evaluation", tmp_path / "e.json", "-o", tmp_path / "r.svg", "-o", tmp_path / "r.md")
         done = call("render", tmp_path / "r.json", *words)

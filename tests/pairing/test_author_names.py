@@ -29,7 +29,7 @@ TENSORRT_LLM = {
     "ln_f": ("model.norm",),
     "layers.1.input_layernorm": (f"{LLAMA}input_layernorm",),
     "layers.1.post_layernorm": (f"{LLAMA}post_attention_layernorm",),
-    "layers.1.attention.qkv": tuple(f"{LLAMA}self_attn.{one}_proj" for one in "qkv"),
+    "layers.1.attention.qkv": tuple(f"{LLAMA}self_attn.{letter}_proj" for letter in "qkv"),
     "layers.1.attention.dense": (f"{LLAMA}self_attn.o_proj",),
     "layers.1.mlp.fc": (f"{LLAMA}mlp.gate_proj",),
     "layers.1.mlp.gate": (f"{LLAMA}mlp.up_proj",),

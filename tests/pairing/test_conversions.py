@@ -105,7 +105,7 @@ def test_omitted_transform_is_an_error(name, tmp_path):
     conversion = read_conversion(name)
     for number, names in enumerate(group_transformed_tensors(name).values()):
         _, _, report = made(name, tmp_path / str(number), left_out=frozenset(names))
-        sources = {source for each in names for source, *_ in conversion.tensors[each]["source"]}
+        sources = {source for name in names for source, *_ in conversion.tensors[name]["source"]}
         wrong = {
             layer
             for finding in report.findings

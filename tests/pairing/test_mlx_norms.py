@@ -40,7 +40,7 @@ def findings(folder, kind, original, shifted, extra=None):
     stored = LINEAR | extra | {name: x + 1 if name in shifted else x for name, x in original.items()}
     report = compared(folder, LINEAR | extra | original, stored, MLX, {"model_type": kind})
     warnings = [finding for finding in report.findings if finding.severity != "info" and finding.code != "identical"]
-    layers = {layer for each in warnings for layer in (each.layer, *each.evidence.get("layers", ())) if layer}
+    layers = {layer for warning in warnings for layer in (warning.layer, *warning.evidence.get("layers", ())) if layer}
     return layers, [left.layer_name for left in report.not_compared]
 
 

@@ -49,7 +49,7 @@ def declare(**changed):
         "sign_values": array("prism.hadamard.sign_values", I32, SIGNS.tolist()),
         "weight_names": array("prism.hadamard.weight_names", TEXT, ["a.weight"]),
     }
-    return [each for each in (keys | changed).values() if each is not None]
+    return [item for item in (keys | changed).values() if item is not None]
 
 
 def make_pair(folder, keys, signs=SIGNS):
@@ -113,7 +113,7 @@ def test_weight_of_another_width_is_not_compared(tmp_path):
     report = quanterr.compare(original, quantized, device="cpu")
 
     assert exit_status(report) != 0
-    assert any("signs for rows of [256], but its rows have 512" in each.reason for each in report.not_compared)
+    assert any("signs for rows of [256], but its rows have 512" in tensor.reason for tensor in report.not_compared)
 
 
 def test_same_id_of_another_fork_is_refused(tmp_path):

@@ -82,7 +82,7 @@ def read(weight):
 @pytest.mark.parametrize("name", VIEWS)
 def test_view_is_undone(weight, name, is_plain):
     shape, view = VIEWS[name]
-    x, other = (replace(weight(each, SHAPES[shape], n), computed=not is_plain) for n, each in enumerate("xy"))
+    x, other = (replace(weight(side, SHAPES[shape], n), computed=not is_plain) for n, side in enumerate("xy"))
     y, wanted = view(other), read(other)
     back = views.undo_views(view(x), y)
     kept = read(x) if "rows" in name or name == "elements" else wanted  # rows that were cut off are those of x

@@ -378,7 +378,7 @@ class TestExports:
         modules = {name.removesuffix(".weight") for name in LAYERS}
 
         patterns = [target.removeprefix("re:") for target in (*targets, *groups["ignore"])]
-        assert {1} == {sum(bool(re.match(one, name)) for one in patterns) for name in modules}
+        assert {1} == {sum(bool(re.match(pattern, name)) for pattern in patterns) for name in modules}
         assert len(patterns) < len(modules) + 1
         assert modules == configs.keys()
         mlx = json.loads(export_plan(plan(original, bits=7, to=["mlx_q{4,8}_g64"], device="cpu"), "mlx"))

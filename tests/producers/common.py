@@ -69,8 +69,8 @@ def run(
     writing, as the library cannot read what it writes.
     """
     declared = {
-        name: declare(one.exclude, one.other_bits)
-        for name, one in DECLARATIONS.items()
+        name: declare(declaration.exclude, declaration.other_bits)
+        for name, declaration in DECLARATIONS.items()
         if not name.startswith(MIXED) or declare((), ()) != declare((), (UP,))
     }
     settings = {**settings, **declared}

@@ -176,14 +176,14 @@ def keep_block(folder: Path, path: Path, origin: str) -> None:
     """Write the tensors of one block to a file; to its header, where they are from and what config.json says."""
     stored = {key: value for file in sorted(folder.glob("*.safetensors")) for key, value in load_file(file).items()}
     config = folder / "config.json"
-    said = json.loads(config.read_text()).get("quantization_config", {}) if config.exists() else {}
-    said.get("meta", {}).pop("offload_to_disk_path", None)  # GPTQModel's, of this machine
+    config_json = json.loads(config.read_text()).get("quantization_config", {}) if config.exists() else {}
+    config_json.get("meta", {}).pop("offload_to_disk_path", None)  # GPTQModel's, of this machine
     kept = {
         name.replace(BLOCK, AS): value.contiguous()
         for name, value in stored.items()
         if name.startswith(BLOCK) and not any(part in name for part in LEFT_OUT)
     }
-    save_file(kept, path, {"origin": origin, "quantization_config": json.dumps(said)})
+    save_file(kept, path, {"origin": origin, "quantization_config": json.dumps(config_json)})
 
 
 def main(models: Path, out: Path, program: str = "") -> None:

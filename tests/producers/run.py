@@ -108,11 +108,13 @@ def judge_declaration(original: Path, quantized: Path, simulated: bool, about: s
     try:
         report = quanterr.compare(original, quantized, device="cpu")
     except QuanterrError as error:
-        said = [str(error)]
+        messages = [str(error)]
     else:
-        said = [f"{one.layer} {one.message}" for one in report.findings if one.severity != "info"] + report.reasons
+        messages = [
+            f"{finding.layer} {finding.message}" for finding in report.findings if finding.severity != "info"
+        ] + report.reasons
     short = ".".join(about.split(".")[-2:])  # some programs exclude by this name, in all blocks
-    return ("named", "") if any(short in text for text in said) else ("SILENT", f"{about} is not named")
+    return ("named", "") if any(short in text for text in messages) else ("SILENT", f"{about} is not named")
 
 
 def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
@@ -134,7 +136,11 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
                 unheld += 1
             elif pair.quantized.has_codes:
                 y, truth = dequantized(pair.quantized).float(), expected[pair.name]
-                apart = min(_apart(y, one.reshape(y.shape)) for one in (truth, truth.mT) if one.numel() == y.numel())
+                apart = min(
+                    _apart(y, orientation.reshape(y.shape))
+                    for orientation in (truth, truth.mT)
+                    if orientation.numel() == y.numel()
+                )
                 x = dequantized(pair.original).float()
                 as_near = simulated and x.shape == truth.shape and _apart(y, x) <= AS_NEAR * _apart(truth, x)
                 if not apart <= CLOSE and not as_near:
@@ -145,7 +151,9 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
         return "refused", report.reasons[0]
     noted = [finding for finding in report.findings if finding.severity != "info"]
     if noted or report.verdict != "pass":
-        return "noted", "; ".join(dict.fromkeys(f"{one.severity} {one.code}" for one in noted)) or report.reasons[0]
+        return "noted", "; ".join(
+            dict.fromkeys(f"{finding.severity} {finding.code}" for finding in noted)
+        ) or report.reasons[0]
     return ("undone" if undone else "right"), f"{unheld} weights without a reference" if unheld else ""
 
 
@@ -154,13 +162,13 @@ def _apart(y: Tensor, truth: Tensor) -> float:
     if torch.equal(y.isnan(), truth.isnan()):
         y, truth = y.nan_to_num(), truth.nan_to_num()
     rounded = (y, y.bfloat16().float(), y.half().float())
-    return min(float((one - truth).norm() / truth.norm().clamp(min=1e-30)) for one in rounded)
+    return min(float((tensor - truth).norm() / truth.norm().clamp(min=1e-30)) for tensor in rounded)
 
 
 def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]]:
     """Return the producer's name and version, and the outcomes of all models and settings that its script made."""
     done = json.loads((out / "results.json").read_text())
-    found = []
+    outcomes_found = []
     for made in done["made"]:
         model, setting = made["model"], made["setting"]
         sides = models / model, out / model / setting
@@ -170,10 +178,10 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
             kind, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
         else:
             kind, why = judged(*sides, done["simulated"])
-        found.append(Outcome(model, setting, kind, why))
+        outcomes_found.append(Outcome(model, setting, kind, why))
         if kind not in ("right", "silent", "named", "not made"):
             print(f"{kind:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)
-    return f"{done['producer']} {done['version']}", found
+    return f"{done['producer']} {done['version']}", outcomes_found
 
 
 def table(found: dict[str, list[Outcome]]) -> str:
@@ -184,11 +192,11 @@ def table(found: dict[str, list[Outcome]]) -> str:
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for producer, of_producer in found.items():
         by_setting = defaultdict(list)
-        for one in of_producer:
-            if one.setting not in DECLARATIONS:
-                by_setting[one.setting].append(one)
+        for outcome in of_producer:
+            if outcome.setting not in DECLARATIONS:
+                by_setting[outcome.setting].append(outcome)
         for setting, ones in by_setting.items():
-            counts = Counter(one.kind for one in ones)
+            counts = Counter(outcome.kind for outcome in ones)
             cells = [str(counts[kind] or "") for kind in OUTCOMES]
             rows[producer, f"{' | '.join(cells)} | {_why(ones)}"].append(setting)
     lines = ["| producer | setting | " + " | ".join(OUTCOMES) + " | what |", "|---|---|" + "---|" * (len(OUTCOMES) + 1)]
@@ -202,7 +210,7 @@ def table_of_declarations(found: dict[str, list[Outcome]]) -> str:
     lines.append("| producer | modules | right | one more excluded | one less excluded | the bits of the others |")
     lines.append("|---|---|---|---|---|---|")
     for producer, of_producer in found.items():
-        kinds = {one.setting: one.kind for one in of_producer}
+        kinds = {outcome.setting: outcome.kind for outcome in of_producer}
         for base in (ONE, MIXED):
             if base in kinds:
                 cells = [kinds.get(f"{base}{kind}", "") for kind in KINDS_OF_CONFIGURATION]
@@ -222,9 +230,11 @@ def write_tables(tables: dict[str, str]) -> None:
 def _why(ones: list[Outcome]) -> str:
     """List the wrong models by what came out instead; only count what a producer cannot make."""
     kinds = defaultdict(list)
-    for one in ones:
-        if one.kind not in ("right", "undone", "not made") and one.why:
-            kinds[one.kind, one.why.split(":")[0][:60] if one.kind != "noted" else one.why].append(one.model)
+    for outcome in ones:
+        if outcome.kind not in ("right", "undone", "not made") and outcome.why:
+            kinds[outcome.kind, outcome.why.split(":")[0][:60] if outcome.kind != "noted" else outcome.why].append(
+                outcome.model
+            )
     return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
 
 
@@ -238,7 +248,7 @@ def main() -> int:
     folder = arguments.folder.resolve()
     models = folder / "models"
     subprocess.run([environment(folder / "env-models", MODELS), HERE / "models.py", models], check=True)
-    found = {}
+    outcomes_by_producer = {}
     for producer in arguments.producers or PRODUCERS:
         out = folder / producer
         if not (arguments.keep and (out / "results.json").exists()):
@@ -251,11 +261,15 @@ def main() -> int:
         if not (out / "results.json").exists():
             sys.exit(f"{producer}: its script failed, see {out / 'log.txt'}")
         version, made = outcomes(producer, models, out)
-        found[version] = made
-        print(version, dict(Counter(one.kind for one in made)), flush=True)
+        outcomes_by_producer[version] = made
+        print(version, dict(Counter(outcome.kind for outcome in made)), flush=True)
     if not arguments.producers:
-        write_tables({"producers": table(found), "declarations": table_of_declarations(found)})
-    return any(one.kind in ("WRONG", "ALARM", "SILENT") for made in found.values() for one in made)
+        write_tables(
+            {"producers": table(outcomes_by_producer), "declarations": table_of_declarations(outcomes_by_producer)}
+        )
+    return any(
+        outcome.kind in ("WRONG", "ALARM", "SILENT") for made in outcomes_by_producer.values() for outcome in made
+    )
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def quantize(model: Path, recipe: object, folder: Path) -> dict[str, Tensor]:
         folder, dtype=torch.float32, quantization_config=config, output_loading_info=True
     )
     lost = info["missing_keys"]  # experts that are stored one by one: transformers fills them with random numbers
-    found = {name: value for name, value in read.state_dict().items() if name not in lost}
-    return {name: value for name, value in found.items() if value.dim() > 1 and value.is_floating_point()}
+    values = {name: value for name, value in read.state_dict().items() if name not in lost}
+    return {name: value for name, value in values.items() if value.dim() > 1 and value.is_floating_point()}
 
 
 def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> Callable[[], list]:

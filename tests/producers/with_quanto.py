@@ -24,8 +24,10 @@ def quantize(model: Path, passes: tuple[dict, ...], folder: Path) -> dict[str, T
     save_file(stored, folder / "model.safetensors")
     (folder / "quanto_qmap.json").write_text(json.dumps(quantization_map(made)))
     (folder / "config.json").write_text((model / "config.json").read_text())
-    found = {name: parameter for name, parameter in made.named_parameters() if hasattr(parameter, "dequantize")}
-    return {name: value.dequantize() for name, value in found.items() if value.dim() > 1 and type(value) is not Tensor}
+    tensors = {name: parameter for name, parameter in made.named_parameters() if hasattr(parameter, "dequantize")}
+    return {
+        name: value.dequantize() for name, value in tensors.items() if value.dim() > 1 and type(value) is not Tensor
+    }
 
 
 def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> tuple[dict, ...]:

@@ -27,8 +27,8 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     export_safetensors(made, str(folder))
     fresh = loader(model).from_pretrained(model, dtype=torch.float32)
     modules = import_model_from_safetensors(fresh, str(folder)).named_modules()
-    found = {f"{name}.weight": m for name, m in modules if getattr(m, "weight_quantizer", None) is not None}
-    return {name: module.weight_quantizer(module.weight) for name, module in found.items()}
+    layers = {f"{name}.weight": m for name, m in modules if getattr(m, "weight_quantizer", None) is not None}
+    return {name: module.weight_quantizer(module.weight) for name, module in layers.items()}
 
 
 def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> dict:

@@ -23,10 +23,10 @@ def quantize(model: Path, setting: object, folder: Path) -> dict[str, Tensor]:
     """Quantize in bfloat16 and write safetensors; return the values that torchao's tensors dequantize."""
     made = loader(model).from_pretrained(model, dtype=torch.bfloat16, quantization_config=TorchAoConfig(setting()))
     made.save_pretrained(folder)
-    found = {
+    tensors = {
         name: value for name, value in made.state_dict().items() if hasattr(value, "dequantize") and value.dim() > 1
     }
-    return {name: value.dequantize() for name, value in found.items() if type(value) is not Tensor}
+    return {name: value.dequantize() for name, value in tensors.items() if type(value) is not Tensor}
 
 
 def declare(exclude: tuple[str, ...], other_bits: tuple[str, ...]) -> object:

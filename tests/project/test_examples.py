@@ -149,7 +149,7 @@ def test_example_actions_have_the_same_versions_as_our_workflows():
     both = [(name, version, ours[name]) for name, version in theirs if name in ours]
 
     assert both
-    assert [] == [one for one in both if one[1] != one[2]]
+    assert [] == [triple for triple in both if triple[1] != triple[2]]
 
 
 def read_all(folder):
@@ -225,13 +225,15 @@ class TestJobs:
         steps = yaml.safe_load((EXAMPLES / "ci/action.yml").read_text())
         step = next(step for step in steps["runs"]["steps"] if step.get("id") == "compare")
         known = {name: field.get("default", "") for name, field in steps["inputs"].items()} | inputs
-        found = {key: known[re.fullmatch(r"\$\{\{ inputs\.(\w+) \}\}", value)[1]] for key, value in step["env"].items()}
-        found |= {name: str(folder / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+        variables = {
+            key: known[re.fullmatch(r"\$\{\{ inputs\.(\w+) \}\}", value)[1]] for key, value in step["env"].items()
+        }
+        variables |= {name: str(folder / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
         (folder / "bin").mkdir(exist_ok=True)
         (folder / "bin/quanterr").write_text(f'#!/bin/sh\nexec {sys.executable} -m quanterr "$@"\n')
         (folder / "bin/quanterr").chmod(0o755)
         path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        env = PLAIN | found | {"GITHUB_ACTIONS": "true", "PATH": path}
+        env = PLAIN | variables | {"GITHUB_ACTIONS": "true", "PATH": path}
         return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=folder, env=env, capture_output=True, text=True
         )

@@ -57,13 +57,13 @@ def imported(module, at_once=False):
     if at_once:
         tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))]
         tree.body = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {name if (name := f"{node.module}.{a.name}") in MODULES else node.module for a in node.names}
+            names |= {name if (name := f"{node.module}.{a.name}") in MODULES else node.module for a in node.names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {name for name in found if name.split(".")[0] in ("quanterr", "torch")}
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name.split(".")[0] in ("quanterr", "torch")}
 
 
 def test_every_room_has_its_floor():
@@ -75,15 +75,15 @@ def test_imports_point_downwards():
     for module in sorted(MODULES):
         floor = next(n for n, rooms in enumerate(FLOORS) if room(module) in rooms)
         allowed = {room(module)}.union(*FLOORS[:floor])
-        own = {name for name in imported(module) if name.startswith("quanterr")}
-        upwards += [(module, name) for name in own if room(name) not in allowed]
+        own_imports = {name for name in imported(module) if name.startswith("quanterr")}
+        upwards += [(module, name) for name in own_imports if room(name) not in allowed]
 
     assert [] == upwards
 
 
 def test_documents_name_modules_of_views_and_outputs_in_one_place():
     """Result's docstring explains the only cycle; no other cycle may hide in a name that is imported on use."""
-    found = [
+    naming = [
         (module, node.value)
         for module in MODULES
         if room(module) == "documents"
@@ -91,7 +91,7 @@ def test_documents_name_modules_of_views_and_outputs_in_one_place():
         if isinstance(node, ast.Constant) and str(node.value).startswith(("quanterr.outputs", "quanterr.views"))
     ]
 
-    assert [("quanterr.documents.document", "quanterr.views")] == found
+    assert [("quanterr.documents.document", "quanterr.views")] == naming
 
 
 def test_evaluation_is_imported_by_commands_alone():

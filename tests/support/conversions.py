@@ -282,7 +282,7 @@ def _write_mlx(
     config = dict(conversion.keys)
     parts: dict[str, np.ndarray] = {}
     read = {}
-    own: dict[str, Any] = {}
+    settings_of_layers: dict[str, Any] = {}
     for name, x in stored.items():
         kind = conversion.tensors.get(name, {}).get("type")
         bits, size = (kind["bits"], kind["group_size"]) if isinstance(kind, dict) else (AFFINE_BITS.get(type_), group)
@@ -294,9 +294,13 @@ def _write_mlx(
         codes, scales, biases, read[name] = affine(x.astype(bfloat16), bits, size)
         parts |= {name: codes, f"{module}.scales": scales, f"{module}.biases": biases}
         if isinstance(kind, dict):
-            own[module] = {"group_size": size, "bits": bits}
+            settings_of_layers[module] = {"group_size": size, "bits": bits}
     if type_ != "BF16":
-        config["quantization"] = {"group_size": group, "bits": AFFINE_BITS[type_], "mode": "affine"} | own
+        config["quantization"] = {
+            "group_size": group,
+            "bits": AFFINE_BITS[type_],
+            "mode": "affine",
+        } | settings_of_layers
         config["quantization_config"] = config["quantization"]
     (folder / "config.json").write_text(json.dumps(config))
     save_file(parts, folder / "model.safetensors", metadata={"format": "mlx"})

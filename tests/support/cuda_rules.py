@@ -67,8 +67,8 @@ def check_indexing(name, args, on_device, on_host):
 
 
 def _has(tensors, one):
-    return any(each is one for each in tensors)
+    return any(tensor is one for tensor in tensors)
 
 
 def _describe(tensors):
-    return ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in tensors)
+    return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)

@@ -131,7 +131,7 @@ def sd3(width=64, text=24, pooled=20, channels=4, depth=2):
             ends = last and block != x  # nothing reads the context after the last block
             blocks += [
                 linear(f"{block}.attn.qkv", 3 * width, width),
-                {f"{block}.attn.ln_{one}.weight": (64,) for one in "qk"},
+                {f"{block}.attn.ln_{letter}.weight": (64,) for letter in "qk"},
                 {} if ends else linear(f"{block}.attn.proj", width, width),
                 {} if ends else linear(f"{block}.mlp.fc1", 4 * width, width),
                 {} if ends else linear(f"{block}.mlp.fc2", width, 4 * width),
@@ -143,7 +143,7 @@ def sd3(width=64, text=24, pooled=20, channels=4, depth=2):
             blocks += [
                 linear(f"{x}.attn2.qkv", 3 * width, width),
                 linear(f"{x}.attn2.proj", width, width),
-                {f"{x}.attn2.ln_{one}.weight": (64,) for one in "qk"},
+                {f"{x}.attn2.ln_{letter}.weight": (64,) for letter in "qk"},
             ]
     return joined(
         {
@@ -164,9 +164,13 @@ def wan(width=128, text=24, hidden=48, channels=4, image=False):
     attention = ("q", "k", "v", "o")
     blocks = [
         joined(
-            *(linear(f"blocks.{n}.{kind}_attn.{one}", width, width) for kind in ("self", "cross") for one in attention),
-            {f"blocks.{n}.{kind}_attn.norm_{one}.weight": (width,) for kind in ("self", "cross") for one in "qk"},
-            *(linear(f"blocks.{n}.cross_attn.{one}_img", width, width) for one in ("k", "v") if image),
+            *(
+                linear(f"blocks.{n}.{kind}_attn.{part}", width, width)
+                for kind in ("self", "cross")
+                for part in attention
+            ),
+            {f"blocks.{n}.{kind}_attn.norm_{letter}.weight": (width,) for kind in ("self", "cross") for letter in "qk"},
+            *(linear(f"blocks.{n}.cross_attn.{letter}_img", width, width) for letter in ("k", "v") if image),
             {f"blocks.{n}.cross_attn.norm_k_img.weight": (width,)} if image else {},
             {f"blocks.{n}.norm3.weight": (width,), f"blocks.{n}.norm3.bias": (width,)},
             linear(f"blocks.{n}.ffn.0", hidden, width),
@@ -202,7 +206,7 @@ def z_image(width=256, text=24, channels=4, head=128):
     def block(name, modulated=True):
         return joined(
             {f"{name}.attention.qkv.weight": (3 * width, width), f"{name}.attention.out.weight": (width, width)},
-            {f"{name}.attention.{one}_norm.weight": (head,) for one in "qk"},
+            {f"{name}.attention.{letter}_norm.weight": (head,) for letter in "qk"},
             {f"{name}.feed_forward.w{n}.weight": (hidden, width) for n in (1, 3)},
             {f"{name}.feed_forward.w2.weight": (width, hidden)},
             {f"{name}.{kind}_norm{n}.weight": (width,) for kind in ("attention", "ffn") for n in (1, 2)},
@@ -234,7 +238,7 @@ def lumina2(width=96, kv=48, head=24, text=24, channels=4):
     def block(name, modulated=True):
         return joined(
             {f"{name}.attention.qkv.weight": (width + 2 * kv, width), f"{name}.attention.out.weight": (width, width)},
-            {f"{name}.attention.{one}_norm.weight": (head,) for one in "qk"},
+            {f"{name}.attention.{letter}_norm.weight": (head,) for letter in "qk"},
             {f"{name}.feed_forward.w{n}.weight": (hidden, width) for n in (1, 3)},
             {f"{name}.feed_forward.w2.weight": (width, hidden)},
             {f"{name}.{kind}_norm{n}.weight": (width,) for kind in ("attention", "ffn") for n in (1, 2)},
@@ -260,7 +264,7 @@ def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
         joined(
             linear(f"double_blocks.0.{part}_attn_qkv", 3 * width, width),
             linear(f"double_blocks.0.{part}_attn_proj", width, width),
-            {f"double_blocks.0.{part}_attn_{one}_norm.weight": (head,) for one in "qk"},
+            {f"double_blocks.0.{part}_attn_{letter}_norm.weight": (head,) for letter in "qk"},
             linear(f"double_blocks.0.{part}_mlp.fc1", 4 * width, width),
             linear(f"double_blocks.0.{part}_mlp.fc2", width, 4 * width),
             linear(f"double_blocks.0.{part}_mod.linear", 6 * width, width),
@@ -287,7 +291,7 @@ def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
         linear("final_layer.adaLN_modulation.1", 2 * width, width),
         linear("single_blocks.0.linear1", 7 * width, width),
         linear("single_blocks.0.linear2", width, 5 * width),
-        {f"single_blocks.0.{one}_norm.weight": (head,) for one in "qk"},
+        {f"single_blocks.0.{letter}_norm.weight": (head,) for letter in "qk"},
         linear("single_blocks.0.modulation.linear", 3 * width, width),
         *double,
     )
@@ -328,13 +332,13 @@ def sana(width=64, text=24, channels=4):
 def auraflow(width=32, text=24, channels=4):
     def parts(name, attentions, mlps, modulations, hidden=256):
         return joined(
-            *({f"{name}.attn.{one}.weight": (width, width)} for one in attentions),
-            *({f"{name}.{one}.c_fc{n}.weight": (hidden, width) for n in (1, 2)} for one in mlps),
-            *({f"{name}.{one}.c_proj.weight": (width, hidden)} for one in mlps),
-            *({f"{name}.{one}.1.weight": (6 * width, width)} for one in modulations),
+            *({f"{name}.attn.{attention}.weight": (width, width)} for attention in attentions),
+            *({f"{name}.{mlp}.c_fc{n}.weight": (hidden, width) for n in (1, 2)} for mlp in mlps),
+            *({f"{name}.{mlp}.c_proj.weight": (width, hidden)} for mlp in mlps),
+            *({f"{name}.{modulation}.1.weight": (6 * width, width)} for modulation in modulations),
         )
 
-    both = [f"w{n}{one}" for n in (1, 2) for one in "qkvo"]
+    both = [f"w{n}{letter}" for n in (1, 2) for letter in "qkvo"]
     return joined(
         {
             "register_tokens": (1, 8, width),
@@ -351,12 +355,12 @@ def auraflow(width=32, text=24, channels=4):
 
 def renamed(name, config, renames):
     """Return the tensors of a family whose single files differ from diffusers' class only by names."""
-    found = {}
+    tensors = {}
     for key, tensor in getattr(diffusers, name)(**config).state_dict().items():
-        for own, original in renames:
-            key = key.replace(own, original)
-        found[key] = tuple(tensor.shape)
-    return found
+        for author_name, original in renames:
+            key = key.replace(author_name, original)
+        tensors[key] = tuple(tensor.shape)
+    return tensors
 
 
 def drawn(*shape, seed):
@@ -404,18 +408,18 @@ def unet_names(config):
               ("mid_block.resnets.1.", "middle_block.2.")]  # fmt: skip
     inside = [("norm1", "in_layers.0"), ("conv1", "in_layers.2"), ("norm2", "out_layers.0"), ("conv2", "out_layers.3"),
               ("time_emb_proj", "emb_layers.1"), ("conv_shortcut", "skip_connection")]  # fmt: skip
-    found = {}
+    names = {}
     for key, tensor in model.state_dict().items():
-        for own, original in heads:
-            if key.startswith(own):
-                rest = key[len(own) :]
-                for word, other in inside if "resnets" in own else ():
+        for author_name, original in heads:
+            if key.startswith(author_name):
+                rest = key[len(author_name) :]
+                for word, other in inside if "resnets" in author_name else ():
                     rest = rest.replace(word, other)
-                found[f"model.diffusion_model.{original}{rest}"] = tuple(tensor.shape)
+                names[f"model.diffusion_model.{original}{rest}"] = tuple(tensor.shape)
                 break
         else:
             raise AssertionError(key)
-    return found
+    return names
 
 
 # Number of levels → a VAE of that many.
@@ -429,11 +433,11 @@ WAN_VAE = {"base_dim": 8, "z_dim": 4}
 
 def vae_names(config):
     """Return the names and shapes of a VAE in the files of CompVis, Stability AI and Black Forest Labs."""
-    last, found = len(config["block_out_channels"]) - 1, {}
+    last, names = len(config["block_out_channels"]) - 1, {}
     heads = [
         ("mid_block.resnets.0", "mid.block_1"), ("mid_block.resnets.1", "mid.block_2"),
         ("mid_block.attentions.0", "mid.attn_1"), ("conv_norm_out", "norm_out"), ("conv_shortcut", "nin_shortcut"),
-        ("group_norm", "norm"), ("to_out.0", "proj_out"), *((f"to_{one}", one) for one in "qkv"),
+        ("group_norm", "norm"), ("to_out.0", "proj_out"), *((f"to_{letter}", letter) for letter in "qkv"),
     ]  # fmt: skip
     for level in range(last + 1):
         heads += [
@@ -444,10 +448,10 @@ def vae_names(config):
         ]
     for key, tensor in diffusers.AutoencoderKL(**config).state_dict().items():
         is_kernel = "attentions" in key and tensor.dim() == 2
-        for own, original in heads:
-            key = key.replace(own, original)
-        found[key] = (*tensor.shape, 1, 1) if is_kernel else tuple(tensor.shape)
-    return found
+        for author_name, original in heads:
+            key = key.replace(author_name, original)
+        names[key] = (*tensor.shape, 1, 1) if is_kernel else tuple(tensor.shape)
+    return names
 
 
 def wan_vae_names(config):
@@ -460,13 +464,13 @@ def wan_vae_names(config):
         *((f"up_blocks.{level}.upsamplers.0.", f"upsamples.{4 * level + 3}.") for level in range(3)),
     ]  # fmt: skip
     inside = [("norm1", "residual.0"), ("conv1", "residual.2"), ("norm2", "residual.3"), ("conv2", "residual.6")]
-    found = {}
+    names = {}
     for key, tensor in diffusers.AutoencoderKLWan(**config).state_dict().items():
         of_block = any(word in key for word in ("resnets", "down_blocks"))
-        for own, original in (*(inside if of_block else ()), *heads):
-            key = key.replace(own, original)
-        found[key] = tuple(tensor.shape)
-    return found
+        for author_name, original in (*(inside if of_block else ()), *heads):
+            key = key.replace(author_name, original)
+        names[key] = tuple(tensor.shape)
+    return names
 
 
 # Family: class, config, tensors of its single file, constants of diffusers' converter that do not fit small sizes,
@@ -606,28 +610,28 @@ def call(family, number):
 
 def nested(arguments):
     """Return the arguments as a forward takes them."""
-    found = {}
+    arguments_found = {}
     for key, value in arguments.items():
         outer, dot, inner = key.partition(".")
         if inner.isdigit():
-            found.setdefault(outer, []).append(value)
+            arguments_found.setdefault(outer, []).append(value)
         elif dot:
-            found.setdefault(outer, {})[inner] = value
+            arguments_found.setdefault(outer, {})[inner] = value
         else:
-            found[key] = value
-    return found
+            arguments_found[key] = value
+    return arguments_found
 
 
 def write_calls(family, path, n_calls=4):
     """Write a file of calls of a family, in two groups."""
-    tensors, said = {}, {}
+    tensors, calls = {}, {}
     for number in range(n_calls):
         arguments = call(family, number)
         for key, value in arguments.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{number:04}/{key}"] = value.contiguous()
         plain = {key: value for key, value in arguments.items() if not isinstance(value, torch.Tensor)}
-        said[f"{number:04}"] = {"group": f"prompt {number // 2}", "step": number % 2, "arguments": plain}
-    metadata = {"version": 1, "class": FAMILIES[family][0], "calls": said}
+        calls[f"{number:04}"] = {"group": f"prompt {number // 2}", "step": number % 2, "arguments": plain}
+    metadata = {"version": 1, "class": FAMILIES[family][0], "calls": calls}
     save_file(tensors, path, {"quanterr.inputs": json.dumps(metadata)})
     return path

@@ -155,10 +155,10 @@ def _request(words: Iterable[Any], env: Mapping[str, str], cwd: str | os.PathLik
 def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Done]:
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, str(number)) for number in range(len(requests))]
-        for own in folders:
-            own.mkdir()
-        server = _send(*(each | {"folder": str(own)} for each, own in zip(requests, folders, strict=True)))
-        texts = [[own / name for name in ("stdout", "stderr")] for own in folders]
+        for folder_ in folders:
+            folder_.mkdir()
+        server = _send(*(request | {"folder": str(folder)} for request, folder in zip(requests, folders, strict=True)))
+        texts = [[folder / name for name in ("stdout", "stderr")] for folder in folders]
         return [
             Done(status, *(path.read_text(encoding=encoding) for path in paths))
             for status, paths in zip(_statuses(server), texts, strict=True)
@@ -167,7 +167,7 @@ def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Don
 
 def _send(*requests: dict[str, Any]) -> socket.socket:
     """Send requests to a server, and return it. Scripts are sent to the one for evaluations, as some evaluate."""
-    evaluating = any("program" in each or each["words"][:1] == ["evaluate"] for each in requests)
+    evaluating = any("program" in request or request["words"][:1] == ["evaluate"] for request in requests)
     server = _connect(*(USED + EVALUATING if evaluating else USED))
     server.sendall(json.dumps(requests).encode() + b"\n")
     return server
@@ -250,8 +250,8 @@ def _prepare_commands() -> None:
 
     typer.main.get_command = cache(typer.main.get_command)
     group = typer.main.get_command(app)
-    for each in group.commands.values():
-        for parameter in each.params:
+    for command in group.commands.values():
+        for parameter in command.params:
             getattr(parameter, "get_runtime_param", int)()  # earlier versions of typer have no such checks
 
 

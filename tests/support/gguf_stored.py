@@ -51,7 +51,7 @@ def array(name: str, kind: int, of: Iterable[Any], n: int | None = None) -> byte
     """Return a key and an array of values; ``n`` is the declared number of values."""
     values = list(of)
     head = struct.pack("<IIQ", ARRAY, kind, len(values) if n is None else n)
-    return text(name) + head + b"".join(value(kind, each) for each in values)
+    return text(name) + head + b"".join(value(kind, item) for item in values)
 
 
 def architecture(name: str) -> tuple[bytes, ...]:

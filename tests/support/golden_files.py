@@ -19,8 +19,8 @@ NUMBERS = [case for case in CASES if case.parent.name != "verbatim"]
 
 def expected_of(case):
     """Return the file of the producer's values; ``NAME_alone``, which has no configuration, may share that of NAME."""
-    own = case.with_suffix(EXPECTED)
-    return own if own.exists() else case.with_name(f"{case.stem.removesuffix('_alone')}{EXPECTED}")
+    expected_path = case.with_suffix(EXPECTED)
+    return expected_path if expected_path.exists() else case.with_name(f"{case.stem.removesuffix('_alone')}{EXPECTED}")
 
 
 def values_of(case):

@@ -129,9 +129,9 @@ def named(name):
         gate.layers = [name]
         gate.violations = [Violation(name, None, None, name), Violation(name, 1.0, -1.0, None)]
     lost = replace(report.not_compared[0], layer_name=name, display_name=display(name), reason=name)
-    told = {"path": name, "prefix": name, "revision": name, "notes": [name]}
-    side = replace(report.original, **told)
-    found = replace(
+    texts = {"path": name, "prefix": name, "revision": name, "notes": [name]}
+    side = replace(report.original, **texts)
+    finding = replace(
         report.findings[0], code=name, severity="error", layer=name, message=name, remedy=name, evidence={name: name}
     )
     return replace(
@@ -141,7 +141,7 @@ def named(name):
         quantized=side,
         selection=replace(report.selection, patterns=[name]),
         formats={name: next(iter(report.formats.values()))},
-        findings=[found],
+        findings=[finding],
         groups={kind: {name: next(iter(of.values()))} for kind, of in report.groups.items()},
         not_compared=[lost],
         tool=replace(report.tool, version=name),

@@ -43,14 +43,16 @@ def node(
     operator: str, inputs: Iterable[str], outputs: Iterable[str] = ("y",), name: str = "", **numbers: int
 ) -> bytes:
     """Return a node whose attributes are numbers."""
-    content = b"".join(field(1, one) for one in inputs) + b"".join(field(2, one) for one in outputs)
+    content = b"".join(field(1, input_name) for input_name in inputs) + b"".join(
+        field(2, input_name) for input_name in outputs
+    )
     attributes = (field(1, key) + field(3, value) + field(20, 2) for key, value in numbers.items())
-    return content + field(3, name) + field(4, operator) + b"".join(field(5, one) for one in attributes)
+    return content + field(3, name) + field(4, operator) + b"".join(field(5, attribute) for attribute in attributes)
 
 
 def graph(nodes: Iterable[bytes] = (), tensors: Iterable[bytes] = ()) -> bytes:
     """Return a graph."""
-    return b"".join(field(1, one) for one in nodes) + field(2, "g") + b"".join(field(5, one) for one in tensors)
+    return b"".join(field(1, node) for node in nodes) + field(2, "g") + b"".join(field(5, tensor) for tensor in tensors)
 
 
 def model(nodes: Iterable[bytes] = (), tensors: Iterable[bytes] = ()) -> bytes:

@@ -19,10 +19,10 @@ def dense(codes, bits, container=32):
 
 def floor(codes, bits):
     """Pack as many whole codes into each word as fit."""
-    each = 32 // bits
-    padded = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // each) * each), np.int64)
+    codes_per_word = 32 // bits
+    padded = np.zeros((*codes.shape[:-1], -(-codes.shape[-1] // codes_per_word) * codes_per_word), np.int64)
     padded[..., : codes.shape[-1]] = codes
-    words = (padded.reshape(*codes.shape[:-1], -1, each) << bits * np.arange(each)).sum(-1)
+    words = (padded.reshape(*codes.shape[:-1], -1, codes_per_word) << bits * np.arange(codes_per_word)).sum(-1)
     return words.astype(np.uint32).view(np.int32)
 
 

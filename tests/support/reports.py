@@ -12,23 +12,23 @@ SETTINGS["metrics_version"] = 1
 
 def row(name, snr_db, **more):
     """Return a layer with that SNR: None if undefined; the report's spelling of infinity if infinite."""
-    found = {"layer_name": name, "format": "fp8_tensor", "tensor_elements": 64, "finite": True, "nonfinite": {}}
-    found["original_fingerprint"] = None
+    fields = {"layer_name": name, "format": "fp8_tensor", "tensor_elements": 64, "finite": True, "nonfinite": {}}
+    fields["original_fingerprint"] = None
     for metric in LAYER_METRICS:
         key, _, percentile = metric.partition(".")
         if percentile:
-            found.setdefault(key, {})[percentile] = 0.5
+            fields.setdefault(key, {})[percentile] = 0.5
         else:
-            found[key] = 0.5
-    found |= {"original_norm": 1.0, "snr_db": snr_db} | more
+            fields[key] = 0.5
+    fields |= {"original_norm": 1.0, "snr_db": snr_db} | more
     for key in ("snr_db", *more):
-        value = found[key]
+        value = fields[key]
         if isinstance(value, float) and not isfinite(value):
-            found[key] = None
-            found["nonfinite"][key] = "nan" if value != value else "+inf" if value > 0 else "-inf"
+            fields[key] = None
+            fields["nonfinite"][key] = "nan" if value != value else "+inf" if value > 0 else "-inf"
     if snr_db is None:
-        found["nonfinite"]["snr_db"] = "nan"
-    return found
+        fields["nonfinite"]["snr_db"] = "nan"
+    return fields
 
 
 def finding(layer, severity="error"):
@@ -60,7 +60,7 @@ def made(
             whole[key] = 0.5
     same = {"format": "dense", "tensor_elements": 64, "bits_per_weight": 16.0, "original_norm": lossless_norm}
     same["original_fingerprint"] = None
-    found = {
+    fields = {
         "verdict": "pass",
         "reasons": [],
         "reasons_by": None,
@@ -70,7 +70,7 @@ def made(
         "selection": {"patterns": []},
         "settings": SETTINGS | (settings or {}),
         "coverage": {"original_compared_fraction": 0.75, "quantized_compared_fraction": 1.0},
-        "findings": [Finding(**{"remedy": None, "evidence": {}} | one) for one in findings],
+        "findings": [Finding(**{"remedy": None, "evidence": {}} | finding) for finding in findings],
         "gates": [],
         "loading": [],
         "origin": [],
@@ -82,7 +82,7 @@ def made(
             {"layer_name": name, "bucket": "only_in_original", "reason": "has no counterpart"} for name in missing
         ],
     }
-    return _with_attributes(found | more)
+    return _with_attributes(fields | more)
 
 
 def _with_attributes(value, key=""):
@@ -91,4 +91,4 @@ def _with_attributes(value, key=""):
         return [_with_attributes(item) for item in value]
     if not isinstance(value, dict) or key == "nonfinite":
         return value
-    return SimpleNamespace(**{name: _with_attributes(own, name) for name, own in value.items()})
+    return SimpleNamespace(**{name: _with_attributes(field_value, name) for name, field_value in value.items()})

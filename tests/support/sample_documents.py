@@ -64,22 +64,22 @@ TEXT = Tokens(
 
 def model(path: str, change_db: float = 0.0, **changes: object) -> Model:
     """Return the tiny model with everything compared, so many dB better."""
-    own = tiny()
-    weights = [(name, shape, form, level + change_db) for name, shape, form, level in own.weights]
-    return dataclasses.replace(own, **{"name": path, "weights": weights, "missing": [], "floor": None} | changes)
+    tiny_model = tiny()
+    weights = [(name, shape, form, level + change_db) for name, shape, form, level in tiny_model.weights]
+    return dataclasses.replace(tiny_model, **{"name": path, "weights": weights, "missing": [], "floor": None} | changes)
 
 
 def ranking() -> Ranking:
     """Return a ranking of two candidates, and one that is not ranked."""
     int8 = model("int8", 2.0, weights=[(n, s, "int8_row", level + 4) for n, s, _, level in model("").weights])
     models = {"fp8": model("fp8"), "int8": int8, "damaged": tiny()}
-    found = make_ranking(list(models), [report_of(each) for each in models.values()])
+    ranked = make_ranking(list(models), [report_of(model) for model in models.values()])
     studies = [
         Study(name, [Changed(0.1, 1.25), Changed(1.0, 2.5)], [Changed(-5.0, -0.25), Changed(5.0, None)])
         for name in ("fp8", "int8")
     ]
-    candidates = [replace(c, tokens_per_second=1000.0 / n) for n, c in enumerate(found.candidates, 1)]
-    return replace(found, studies=studies, candidates=candidates, tool=TOOL, run=RUN)
+    candidates = [replace(c, tokens_per_second=1000.0 / n) for n, c in enumerate(ranked.candidates, 1)]
+    return replace(ranked, studies=studies, candidates=candidates, tool=TOOL, run=RUN)
 
 
 def scores(scale: float = 1.0) -> Scores:
@@ -187,8 +187,8 @@ def evaluation(scale: float = 1.0) -> Evaluation:
 def encoder() -> Evaluation:
     """Return an evaluation of one candidate of a model that embeds texts."""
     without = {"scores": None, "positions": [], "worst_tokens": [], "predicted_kld": None, "tasks": []}
-    own = replace(candidate("q8"), **without, embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02))
-    changed = {"candidates": [own], "kind": "encoder", "model": "BertModel", "tokens": replace(TEXT, scored=0)}
+    candidate_q8 = replace(candidate("q8"), **without, embeddings=Embeddings(16, 0.999, 0.99, 0.98, 0.02))
+    changed = {"candidates": [candidate_q8], "kind": "encoder", "model": "BertModel", "tokens": replace(TEXT, scored=0)}
     return replace(evaluation(), **changed, verdict="pass", reasons=["evaluated"])
 
 
@@ -259,7 +259,7 @@ def evaluation_diff() -> CandidateDiff:
 def ranking_diff() -> CandidateDiff:
     """Return the change to a ranking in which one candidate is larger and another has a better layer."""
     new = ranking()
-    layers = [replace(one, choices=[replace(c) for c in one.choices]) for one in new.layers]
+    layers = [replace(layer, choices=[replace(c) for c in layer.choices]) for layer in new.layers]
     layers[0].choices[0].snr_db += 3.0
     candidates = [replace(c, bytes=c.bytes and c.bytes + 4096 * n) for n, c in enumerate(new.candidates)]
     return diff(ranking(), replace(new, layers=layers, candidates=candidates))
@@ -308,7 +308,7 @@ def inspection(path: str = "tiny-8bit/model.safetensors", width: int = 8) -> Ins
     }
     norm |= {"code_bits": None, "block_size": None, "activations": None, "evidence": []}
     weights.append(replace(weights[0], **norm))
-    quantized, nbytes = sum(one.bytes for one in weights[:2]), sum(one.bytes for one in weights)
+    quantized, nbytes = sum(weight.bytes for weight in weights[:2]), sum(weight.bytes for weight in weights)
     coded, rest = Tally(2, 262144, quantized, width + 0.03125, 512), Tally(1, 512, 1024, 16.0, 0)
     return Inspection(
         tool=TOOL,

@@ -280,7 +280,7 @@ def report_of(model: Model) -> Report:
         Reason(f"1 tensor {_describe_bucket(Bucket(item.bucket))}: {item.display_name} ({item.reason})", "result")
         for item in not_compared
     ]
-    reasons += [Reason(found.message, "finding") for found in findings if found.severity == "error"]
+    reasons += [Reason(finding.message, "finding") for finding in findings if finding.severity == "error"]
     buckets = coverage(layers + other, lossless, not_compared)
     gates = [] if model.floor is None else [*gates_of(layers, model.floor)]
     held = all(gate.status == "pass" for gate in gates)
@@ -298,7 +298,7 @@ def report_of(model: Model) -> Report:
         findings=findings,
         gates=gates,
         aggregate=whole.aggregate(),
-        groups={kind: {key: group.aggregate() for key, group in found.items()} for kind, found in groups.items()},
+        groups={kind: {key: group.aggregate() for key, group in members.items()} for kind, members in groups.items()},
         layers=layers,
         other_changes=other,
         lossless=lossless,
@@ -382,14 +382,14 @@ def changes(other: list[Layer]) -> Iterator[object]:
 def coverage(compared: list[Layer], lossless: list[LosslessLayer], not_compared: list[NotCompared]) -> Coverage:
     """Return the coverage, with every tensor in its bucket."""
     buckets: dict[str, list[int]] = {}
-    for bucket, found in (("compared", compared), ("lossless", lossless)):
-        for layer in found:
+    for bucket, layers in (("compared", compared), ("lossless", lossless)):
+        for layer in layers:
             buckets.setdefault(bucket, []).append(layer.tensor_elements)
     for item in not_compared:
         buckets.setdefault(item.bucket, []).append(item.elements)
     sizes = {
-        bucket: BucketSize(tensors=len(found), elements=sum(found), bytes=2 * sum(found))
-        for bucket, found in buckets.items()
+        bucket: BucketSize(tensors=len(tensors), elements=sum(tensors), bytes=2 * sum(tensors))
+        for bucket, tensors in buckets.items()
     }
     quantized = {bucket: size for bucket, size in sizes.items() if bucket != "only_in_original"}
     return Coverage(
@@ -430,8 +430,8 @@ def hostile() -> Report:
         gate.layers = list(HOSTILE)
         gate.violations = [Violation(text, None, None, text) for text in HOSTILE]
     names = [layer.layer_name for layer in report.layers]
-    told = {"path": HOSTILE[0], "prefix": HOSTILE[1], "revision": HOSTILE[2], "notes": list(HOSTILE)}
-    side = replace(report.original, **told)
+    side_texts = {"path": HOSTILE[0], "prefix": HOSTILE[1], "revision": HOSTILE[2], "notes": list(HOSTILE)}
+    side = replace(report.original, **side_texts)
     lost = report.not_compared[0]
     changed = {
         "reasons": list(HOSTILE),
@@ -442,7 +442,7 @@ def hostile() -> Report:
         "findings": [
             make_finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
         ],
-        "groups": {kind: _by_text(found) for kind, found in report.groups.items()},
+        "groups": {kind: _by_text(group) for kind, group in report.groups.items()},
         "not_compared": [replace(lost, layer_name=text, reason=text) for text in HOSTILE],
         "run": replace(report.run, command=list(HOSTILE), device=HOSTILE[0], started=HOSTILE[1], torch=HOSTILE[2]),
     }

@@ -201,7 +201,7 @@ def run(function, args, kwargs):
         return function.decompose(*args, **kwargs)
     given = []  # its tensors
     raw_args, raw_kwargs = _take_raw(args, given), _take_raw(kwargs, given)
-    ours = [one for one in given if isinstance(one, DeviceTensor)]
+    ours = [value for value in given if isinstance(value, DeviceTensor)]
     target = _find_target(operation, ours, args, kwargs)
     if operation.is_view:
         return _wrap(function(*raw_args, **raw_kwargs), given, target)
@@ -221,10 +221,10 @@ def _take_raw(value, found):
         found.append(value)
         return value.raw if isinstance(value, DeviceTensor) else value
     if isinstance(value, (list, tuple)):
-        made = [_take_raw(one, found) for one in value]
+        made = [_take_raw(item, found) for item in value]
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict):
-        return {key: _take_raw(one, found) for key, one in value.items()}
+        return {key: _take_raw(item, found) for key, item in value.items()}
     return value
 
 
@@ -238,15 +238,15 @@ def _find_target(operation, ours, args, kwargs):
 
 
 def _check(operation, args, given, ours, written):
-    dtypes = {one.dtype for one in ours}
+    dtypes = {tensor.dtype for tensor in ours}
     check_operation(operation.name, dtypes)
     if lacking := DEVICE.lacks & dtypes:
         raise TypeError(f"Cannot convert a tensor to {lacking} on this device, which does not support it")
     if len(given) > 1 and ours and operation.name not in MOVES:
-        hosts = [one for one in given if not isinstance(one, DeviceTensor)]
+        hosts = [value for value in given if not isinstance(value, DeviceTensor)]
         check_places(operation.name, args, ours, hosts, written)
-        if len({one.device for one in ours}) > 1:
-            raise RuntimeError(f"aten::{operation.name} of tensors on {[str(one.device) for one in ours]}")
+        if len({tensor.device for tensor in ours}) > 1:
+            raise RuntimeError(f"aten::{operation.name} of tensors on {[str(tensor.device) for tensor in ours]}")
 
 
 def _on_host(kwargs):
@@ -259,12 +259,12 @@ def _note(operation, args, kwargs, ours, written):
     """Record an operation in its stream, and wait for it where the host needs the result."""
     stream = streams.current(ours[0].device.index)
     number = stream.issue()
-    for one in ours:
-        writes = any(one is other for other in written)
-        if writes and one.shape != one.raw.shape:
-            raise RuntimeError(f"aten::{operation.name} gives its result another shape: {tuple(one.raw.shape)}")
-        if one.numel():
-            one.memory.use(*_find_extent(one.raw), writes, stream, number)
+    for tensor in ours:
+        writes = any(tensor is other for other in written)
+        if writes and tensor.shape != tensor.raw.shape:
+            raise RuntimeError(f"aten::{operation.name} gives its result another shape: {tuple(tensor.raw.shape)}")
+        if tensor.numel():
+            tensor.memory.use(*_find_extent(tensor.raw), writes, stream, number)
     if operation.name in MOVES:
         _note_copy(stream, number, args, kwargs)
     elif operation.name in WAITS or _has_mask(args):
@@ -275,19 +275,19 @@ def _note_copy(stream, number, args, kwargs):
     """Record a copy between host and device. The host waits for it unless it need not block."""
     is_copy = len(args) > 1 and isinstance(args[1], torch.Tensor)
     source = args[1] if is_copy else args[0]
-    there = args[0].device if is_copy else torch.device(kwargs.get("device") or source.device)
+    target = args[0].device if is_copy else torch.device(kwargs.get("device") or source.device)
     may_return = kwargs.get("non_blocking") or (is_copy and len(args) > 2 and args[2])
     if not isinstance(source, DeviceTensor) and may_return:
         if is_pinned(source):
             stream.copy_later(number, source)
-    elif (source.device.type == "cpu") != (there.type == "cpu"):
+    elif (source.device.type == "cpu") != (target.type == "cpu"):
         stream.complete(number)
 
 
 def _has_mask(args):
     """Return True if a mask selects elements: the host must then know their number."""
     indices = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
-    return any(isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8) for one in indices)
+    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _find_extent(raw):
@@ -303,12 +303,12 @@ def _find_extent(raw):
 def _wrap(made, given, target):
     """Give tensors that were written to back as they were given; others are new on the device, or views there."""
     if isinstance(made, torch.Tensor):
-        for one in given:
-            if made is one or (isinstance(one, DeviceTensor) and made is one.raw):
-                return one
+        for value in given:
+            if made is value or (isinstance(value, DeviceTensor) and made is value.raw):
+                return value
         return place(made, target, given) if target.type == NAME else made
     if isinstance(made, (list, tuple)):
-        return type(made)([_wrap(one, given, target) for one in made])
+        return type(made)([_wrap(value, given, target) for value in made])
     return made
 
 
@@ -318,9 +318,9 @@ def place(raw, device, among=()):
     address = storage.data_ptr()
     if raw.dtype in DEVICE.lacks:
         raise TypeError(f"Cannot convert a tensor to {raw.dtype} on this device, which does not support it")
-    for one in among:
-        if isinstance(one, DeviceTensor) and one.memory.address == address and address:
-            return DeviceTensor(raw, one.memory, one.device)
+    for tensor in among:
+        if isinstance(tensor, DeviceTensor) and tensor.memory.address == address and address:
+            return DeviceTensor(raw, tensor.memory, tensor.device)
     device = torch.device(NAME, device.index or 0)
     stream = streams.current(device.index)
     n_bytes = storage.nbytes()
@@ -354,7 +354,7 @@ def _finished(function):
     def call(*args):
         made, tensors = function(*args), []
         _take_raw(made, tensors)
-        if any(isinstance(one, DeviceTensor) and not one.memory.is_done() for one in tensors):
+        if any(isinstance(tensor, DeviceTensor) and not tensor.memory.is_done() for tensor in tensors):
             raise streams.HazardError(f"{function.__name__} caches a tensor that may not be there yet")
         return made
 
@@ -365,8 +365,8 @@ _pinned: dict[int, "weakref.ref[torch.Tensor]"] = {}  # by address
 
 
 def is_pinned(tensor):
-    found = _pinned.get(tensor.untyped_storage().data_ptr())
-    return found is not None and found() is not None
+    is_kept = _pinned.get(tensor.untyped_storage().data_ptr())
+    return is_kept is not None and is_kept() is not None
 
 
 _empty = torch.empty
@@ -440,13 +440,13 @@ def simulated(count=1, limit=None, lacks=()):
         (torch.accelerator, "set_stream"): streams.choose,
     }
     patches = [patch.object(module, name, stand_in) for (module, name), stand_in in places.items()]
-    for each in patches:
-        each.start()
+    for patched in patches:
+        patched.start()
     try:
         yield DEVICE
     finally:
-        for each in patches:
-            each.stop()
+        for patched in patches:
+            patched.stop()
         DEVICE.count = 0
     assert not streams.hazards, streams.hazards[0]
 

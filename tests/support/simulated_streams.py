@@ -59,7 +59,7 @@ class Stream:
 
     def wait_event(self, event):
         self._waits.append((self.issued, event.known))
-        self.known |= {one: max(number, self.known.get(one, 0)) for one, number in event.known.items()}
+        self.known |= {stream: max(number, self.known.get(stream, 0)) for stream, number in event.known.items()}
 
     def is_after(self, other, number):
         """Return True if new work here is ordered after work ``number`` of another stream."""
@@ -118,8 +118,8 @@ _own = threading.local()
 
 def current(index):
     """Return the stream of a device that this thread uses."""
-    own = getattr(_own, "streams", {}).get(index)
-    return own or _default.setdefault(index, Stream(f"cpu:{index}"))
+    stream = getattr(_own, "streams", {}).get(index)
+    return stream or _default.setdefault(index, Stream(f"cpu:{index}"))
 
 
 def choose(stream):

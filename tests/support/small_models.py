@@ -71,10 +71,10 @@ def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
 
 def stored(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a saved model."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        found |= load_file(path)
-    return found
+        tensors |= load_file(path)
+    return tensors
 
 
 def quantized_by(recipe: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -71,14 +71,14 @@ def original() -> dict[str, Tensor]:
 
 def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return matrices as FP8 codes with one F32 scale per tensor, ``<name>_scale``; leave the rest as it is."""
-    found = {}
+    stored_tensors = {}
     for name, weight in tensors.items():
-        found[name] = weight
+        stored_tensors[name] = weight
         if weight.ndim == 2:
             scale = weight.float().abs().max() / FP8_MAX
-            found[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
-            found[f"{name}_scale"] = scale
-    return found
+            stored_tensors[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+            stored_tensors[f"{name}_scale"] = scale
+    return stored_tensors
 
 
 def pair(folder: Path) -> tuple[Path, Path]:

@@ -155,9 +155,11 @@ def test_sums_prove_nearest_rounding(original, quantized):
 
 def changes(report):
     """Return the names reported as changed, and all other findings above info."""
-    found = [one for one in report.findings if one.severity != "info"]
-    changed = [one for one in found if one.code == "unquantized_changed"]
-    return [name for one in changed for name in one.evidence["layers"]], [one for one in found if one not in changed]
+    findings = [finding for finding in report.findings if finding.severity != "info"]
+    changed = [finding for finding in findings if finding.code == "unquantized_changed"]
+    return [name for finding in changed for name in finding.evidence["layers"]], [
+        finding for finding in findings if finding not in changed
+    ]
 
 
 @pytest.mark.parametrize("kernel", ["native", "torch"])
@@ -168,7 +170,7 @@ def test_model_with_plain_casts_raises_no_finding(tmp_path, monkeypatch, origina
     y = {name: weight.to(DTYPES[quantized]) for name, weight in x.items()}
 
     assert ([], []) == changes(compared(tmp_path, x, with_codes(y)))
-    assert "cast_coarse" not in {one.code for one in quanterr.compare(*stored(tmp_path), device="cpu").findings}
+    assert "cast_coarse" not in {finding.code for finding in quanterr.compare(*stored(tmp_path), device="cpu").findings}
 
 
 def stored(folder):
@@ -181,7 +183,7 @@ def test_damage_in_a_cast_tensor_is_reported(tmp_path, name, damage):
     broken = damaged(x[name], damage)
     y = {other: weight.float() for other, weight in (x | {name: broken}).items()}
     report = compared(tmp_path, x, with_codes(y))
-    named = {found.layer for found in report.findings if found.severity != "info"}
+    named = {finding.layer for finding in report.findings if finding.severity != "info"}
     changed, _ = changes(report)
 
     assert [name] == changed or {name} == named
@@ -191,10 +193,10 @@ def test_truncated_casts_are_an_info(tmp_path):
     x = {name: weight * (1 + 2.0**-12) for name, weight in model(torch.float32).items()}
     y = {name: truncated(weight) for name, weight in x.items()}
     report = compared(tmp_path, x, with_codes(y))
-    (found,) = (one for one in report.findings if one.code == "cast_coarse")
+    (finding,) = (finding for finding in report.findings if finding.code == "cast_coarse")
 
     assert ([], []) == changes(report)
-    assert sorted(UNQUANTIZED) == sorted(found.evidence["layers"])
+    assert sorted(UNQUANTIZED) == sorted(finding.evidence["layers"])
 
 
 LLAMA_NAMES = {EMBEDDING: "token_embd.weight", HEAD: "output.weight", NORM: "blk.0.attn_norm.weight"}
@@ -232,7 +234,7 @@ class TestGguf:
         y = as_gguf(tmp_path, x, name, one_more, dtype)
         report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
 
-        assert {"identical"} >= {one.code for one in report.findings if one.severity != "info"}
+        assert {"identical"} >= {finding.code for finding in report.findings if finding.severity != "info"}
 
     @pytest.mark.parametrize(("name", "one_more"), [("llama", False), ("gemma", True)])
     @pytest.mark.parametrize("damage", list(DAMAGES))
@@ -241,8 +243,8 @@ class TestGguf:
         x = llama()
         y = as_gguf(tmp_path, x | {weight: damaged(x[weight].float(), damage)}, name, one_more)
         report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
-        named = {found.layer for found in report.findings if found.severity != "info"}
-        named |= {one.layer_name for one in report.not_compared}
+        named = {finding.layer for finding in report.findings if finding.severity != "info"}
+        named |= {tensor.layer_name for tensor in report.not_compared}
         changed, _ = changes(report)
 
         assert [weight] == changed or weight in named

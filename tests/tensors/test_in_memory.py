@@ -114,7 +114,7 @@ def test_tensor_class_dequantizes_its_tensors():
     weight = Scaled(codes, 0.5)
     exact = quanterr.compare({"w.weight": codes.float() * 0.5}, {"w.weight": weight})
     assert exact.verdict == "pass"
-    assert [one.layer_name for one in exact.lossless] == ["w.weight"]
+    assert [layer.layer_name for layer in exact.lossless] == ["w.weight"]
     assert exact.quantized.path == "state dict 2 (1 Scaled dequantized)"
     assert weight.calls == 1
 
@@ -162,8 +162,8 @@ def test_rank_sweep_and_inspect_take_state_dicts():
     x = original()
     y = quantized(x)
     ranking = quanterr.rank(x, [y, {**y}])
-    assert sorted(one.name for one in ranking.candidates) == ["state dict 2", "state dict 3"]
-    assert [one.name for one in quanterr.sweep(x, "int8_row,fp8_row").candidates] == ["int8_row", "fp8_row"]
+    assert sorted(candidate.name for candidate in ranking.candidates) == ["state dict 2", "state dict 3"]
+    assert [candidate.name for candidate in quanterr.sweep(x, "int8_row,fp8_row").candidates] == ["int8_row", "fp8_row"]
     assert set(quanterr.inspect(y).formats) == set(quanterr.compare(x, y).formats)
 
 
@@ -200,6 +200,6 @@ def test_evaluate_takes_a_state_dict_as_a_candidate(tmp_path):
     folder = saved("llama", tmp_path / "original")
     tensors = load_file(folder / "model.safetensors")
     y = {name: tensor.to(FP8).to(tensor.dtype) if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
-    found = quanterr.evaluate(folder, [y, write(tmp_path / "y.safetensors", y)], tokens=ids(tmp_path), context=32)
-    held, file = sorted(found.candidates, key=lambda one: one.name != "state dict")
+    evaluation = quanterr.evaluate(folder, [y, write(tmp_path / "y.safetensors", y)], tokens=ids(tmp_path), context=32)
+    held, file = sorted(evaluation.candidates, key=lambda candidate: candidate.name != "state dict")
     assert held.scores.kld_mean == file.scores.kld_mean > 0

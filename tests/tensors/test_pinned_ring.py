@@ -72,13 +72,13 @@ def test_buffer_in_use_is_not_overwritten(there, entry):
 
 
 def test_threads_share_the_ring(there, entry):
-    found, together = {}, threading.Barrier(4)
+    read_bytes, together = {}, threading.Barrier(4)
 
     def read(number):
         with torch.inference_mode(), own_stream(there):
             reader = Workspace(there)
             together.wait()
-            found[number] = [reader.read("x", entry, first, (100,)).tolist() for first in range(0, N, 100)]
+            read_bytes[number] = [reader.read("x", entry, first, (100,)).tolist() for first in range(0, N, 100)]
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -86,7 +86,9 @@ def test_threads_share_the_ring(there, entry):
     for thread in threads:
         thread.join()
 
-    assert all(found[number] == [expected(first, first + 100) for first in range(0, N, 100)] for number in range(4))
+    assert all(
+        read_bytes[number] == [expected(first, first + 100) for first in range(0, N, 100)] for number in range(4)
+    )
 
 
 def test_slots_are_free_again_after_an_error(there, entry, monkeypatch):
@@ -141,6 +143,6 @@ def test_replaced_codes_do_not_depend_on_pieces(there, entry):
     """Bytes 2 and 3 of each block of 7 are replaced; pieces are whole blocks."""
     reader = FilledWorkspace(there)
     reader.fill((entry,), 255, 7, (2, 4))
-    found = reader.read("x", entry, 0, (994,)).tolist()
+    read_bytes = reader.read("x", entry, 0, (994,)).tolist()
 
-    assert [255 if n % 7 in (2, 3) else n % 256 for n in range(994)] == found
+    assert [255 if n % 7 in (2, 3) else n % 256 for n in range(994)] == read_bytes

@@ -54,10 +54,12 @@ def test_scales_that_would_allow_more_are_the_action(tmp_path):
     for name, w in x.items():
         y[name], scale = quantized_fp8(w)
         y[f"{name}_scale"] = 1.02 * scale
-    said = summarize(compared(tmp_path, x, y))
+    summary = summarize(compared(tmp_path, x, y))
 
-    assert [1] == [n for n, line in enumerate(said) if line.startswith("With the same scales, the nearest codes would")]
-    assert not any("Keeping" in line or "its scales allow" in line for line in said)
+    assert [1] == [
+        n for n, line in enumerate(summary) if line.startswith("With the same scales, the nearest codes would")
+    ]
+    assert not any("Keeping" in line or "its scales allow" in line for line in summary)
 
 
 def test_evidence_is_stated_once_for_names_that_differ_in_their_block(tmp_path):
@@ -66,7 +68,7 @@ def test_evidence_is_stated_once_for_names_that_differ_in_their_block(tmp_path):
     for name, w in x.items():
         y[name], y[f"{name}_scale"] = quantized_int8(w)
     sections = compared(tmp_path, x, y).view(10).sections
-    lines = [line for one in sections if one.key == "evidence" for part in one.parts for line in part.lines]
+    lines = [line for section in sections if section.key == "evidence" for part in section.parts for line in part.lines]
 
     assert len({line.partition(": ")[0] for line in lines}) == 1
     assert all(line.endswith(f"(and {len(NAMES) - 1} alike)") for line in lines)

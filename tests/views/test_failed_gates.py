@@ -15,8 +15,8 @@ LAYERS = {"a": 20.0, "b": 30.0, "c": 40.0}
 
 
 def headline(report, *rules, baseline=None):
-    found = judge_subject(ReportValues(report), list(rules), ReportValues(baseline) if baseline else None)
-    return conclusion(SimpleNamespace(verdict=found.verdict, gates=found.gates, layers=report.layers))
+    gates = judge_subject(ReportValues(report), list(rules), ReportValues(baseline) if baseline else None)
+    return conclusion(SimpleNamespace(verdict=gates.verdict, gates=gates.gates, layers=report.layers))
 
 
 def rule(text, name=None):

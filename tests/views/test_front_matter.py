@@ -20,9 +20,9 @@ MD = next(output for output in OUTPUTS if output.name == "md")
 def sample(original="hf://org/model@main", **changes):
     """Return an evaluation of one candidate."""
     made = evaluation()
-    own = [replace(made.candidates[0], **changes)]
+    candidates = [replace(made.candidates[0], **changes)]
     run = replace(made.run, command=["quanterr", "evaluate", "/home/me/original", "--text", "a=/home/me/a.txt"])
-    return replace(made, original=original, candidates=own, run=run)
+    return replace(made, original=original, candidates=candidates, run=run)
 
 
 def front(text):
@@ -34,9 +34,9 @@ def front(text):
 def test_card_gets_the_hub_keys(tmp_path):
     card = tmp_path / "README.md"
     card.write_text(f"# Model\n{BEGIN}\n{END}\n")
-    found = sample()
+    document = sample()
     for _ in range(2):  # the second time changes nothing
-        update_section(str(card), found, MD, finish=partial(put_front_matter, evaluation=found))
+        update_section(str(card), document, MD, finish=partial(put_front_matter, evaluation=document))
         head, rest = front(card.read_text())
         [entry] = head["model-index"]
         [result] = entry["results"]
@@ -44,7 +44,7 @@ def test_card_gets_the_hub_keys(tmp_path):
 
         assert ("org/model", "quantized", "fp8") == (head["base_model"], head["base_model_relation"], entry["name"])
         assert ("text-generation", "wiki.txt") == (result["task"]["type"], result["dataset"]["name"])
-        assert values["kld_mean"] == pytest.approx(found.candidates[0].scores.kld_mean, rel=1e-5)
+        assert values["kld_mean"] == pytest.approx(document.candidates[0].scores.kld_mean, rel=1e-5)
         assert "quanterr evaluate original --text a=a.txt" == head["quanterr"]["command"]
         assert "/home/me" not in card.read_text()
         assert rest.startswith("\n# Model\n")
@@ -57,7 +57,7 @@ def test_hub_reads_the_front_matter():
     data = ModelCard(put_front_matter("# Model\n", "card", sample())).data
 
     assert ("org/model", "quantized") == (data.base_model, data.to_dict()["base_model_relation"])
-    assert {one.metric_type for one in data.eval_results} >= {"kld_mean", "ppl", "top1"}
+    assert {result.metric_type for result in data.eval_results} >= {"kld_mean", "ppl", "top1"}
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -121,9 +121,9 @@ def test_name_that_yaml_1_2_reads_as_a_number_is_quoted():
 def test_verdict_comes_from_the_evaluation():
     """Without gates, a pass means evaluated; an inconclusive result stays inconclusive."""
     bare = sample(gates=[])
-    said = [
+    verdicts = [
         front(put_front_matter("", "card", replace(bare, verdict=verdict)))[0]["quanterr"]["verdict"]
         for verdict in ("pass", "inconclusive")
     ]
 
-    assert ["evaluated", "inconclusive"] == said
+    assert ["evaluated", "inconclusive"] == verdicts

@@ -39,20 +39,20 @@ def test_report_plot_has_a_block_map_and_a_histogram_over_all_layers():
 
 
 def test_ranking_plot_has_a_dot_for_each_candidate():
-    found = ranking()
-    (axes,) = found.plot().axes
-    ranked = [one for one in found.candidates if one.snr_db is not None]
+    document = ranking()
+    (axes,) = document.plot().axes
+    ranked = [candidate for candidate in document.candidates if candidate.snr_db is not None]
 
-    assert sorted(one.snr_db for one in ranked) == heights(axes)
-    assert [one.name for one in ranked] == texts(axes)
+    assert sorted(candidate.snr_db for candidate in ranked) == heights(axes)
+    assert [candidate.name for candidate in ranked] == texts(axes)
 
 
 def test_evaluation_plot_shows_divergence_against_size():
-    found = evaluation()
-    (axes,) = found.plot().axes
-    ranked = [one for one in found.candidates if one.scores is not None]
+    document = evaluation()
+    (axes,) = document.plot().axes
+    ranked = [candidate for candidate in document.candidates if candidate.scores is not None]
 
-    assert sorted(one.scores.kld_mean for one in ranked) == heights(axes)
+    assert sorted(candidate.scores.kld_mean for candidate in ranked) == heights(axes)
     assert "KLD [nat]" == axes.get_ylabel()
     assert "log" == axes.get_yscale()
 
@@ -65,15 +65,15 @@ def test_encoder_plot_shows_the_embedding_loss():
 
 
 def test_plan_plot_has_its_curve_and_uniform_plans():
-    found = plan()
-    (axes,) = found.plot().axes
-    curve, own, *_ = axes.lines
+    new_plan = plan()
+    (axes,) = new_plan.plot().axes
+    curve, line, *_ = axes.lines
 
-    assert [(point.bytes / MIB, point.cost) for point in sorted(found.curve, key=lambda p: p.bytes)] == list(
+    assert [(point.bytes / MIB, point.cost) for point in sorted(new_plan.curve, key=lambda p: p.bytes)] == list(
         zip(curve.get_xdata().tolist(), curve.get_ydata().tolist(), strict=True)
     )
-    assert (found.bytes / MIB, found.cost) == (own.get_xdata()[0], own.get_ydata()[0])
-    assert [one.recipe for one in found.uniform] == texts(axes)
+    assert (new_plan.bytes / MIB, new_plan.cost) == (line.get_xdata()[0], line.get_ydata()[0])
+    assert [uniform_plan.recipe for uniform_plan in new_plan.uniform] == texts(axes)
 
 
 def test_hostile_names_are_drawn_as_text():
