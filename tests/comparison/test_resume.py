@@ -1,4 +1,4 @@
-"""Journals: finished work is taken over digit by digit; damaged records and other runs' journals never are.
+"""Journals: a resumed run reuses finished work digit by digit, but neither damaged records nor other runs' journals.
 
 MOMENTS=50 python -m pytest tests/comparison/test_resume.py -m slow   as many moments at which it is killed; 5 otherwise
 """

@@ -65,15 +65,15 @@ class TestExclusions:
     @pytest.mark.parametrize(
         ("config", "module"),
         [
-            (compressed(["q_proj"], a=group(["Linear"])), Q),  # a whole name is needed
+            (compressed(["q_proj"], a=group(["Linear"])), Q),  # compressed-tensors compares whole names
             (compressed(["Q_PROJ", "re:.*Q_PROJ"], a=group(["Linear"])), Q),
             (compressed(["model.layers.1.mlp"], a=group(["Linear"])), UP),
-            (GPTQ | {"dynamic": {"-:self_attn": {}}}, Q),  # an expression matches from the start
+            (GPTQ | {"dynamic": {"-:self_attn": {}}}, Q),  # GPTQModel matches expressions from the start of a name
             (QUARK | {"exclude": ["self_attn"]}, Q),
             (MODELOPT | {"exclude_modules": ["layers.0*"]}, "model.visual.layers.0"),
             (FP8 | {"modules_to_not_convert": ["layers.0.self_attn.q"]}, Q),
-            (SDNQ | {"modules_to_not_convert": [Q]}, Q),  # it compares the names of parameters
-            (SDNQ | {"modules_to_not_convert": [".q_proj"]}, Q),  # the beginning of a name
+            (SDNQ | {"modules_to_not_convert": [Q]}, Q),  # SDNQ compares names of parameters, not of modules
+            (SDNQ | {"modules_to_not_convert": [".q_proj"]}, Q),  # SDNQ does not match the end of a name
         ],
     )
     def test_entry_that_its_program_does_not_match_excludes_nothing(self, config, module):

@@ -51,7 +51,7 @@ def test_golden_values_without_an_original_are_written_or_refused(case, tmp_path
 
 
 def test_scales_folded_into_a_norm_stay_in_the_norm_and_its_weights(tmp_path):
-    """The model computes the same with both changed, but not with the original's weights after the divided norm."""
+    """The divided norm works only with the multiplied weights, so both are written as they are stored."""
     x, s = smoothed.model(), smoothed.factors(128)
     norm = f"{smoothed.BLOCK}input_layernorm.weight"
     y = x | {norm: x[norm] / s} | {name: smoothed.int4(x[name] * s) for name in smoothed.FED}
@@ -82,7 +82,7 @@ def test_rows_of_heads_are_written_in_the_order_of_the_originals_name(tmp_path):
 
 
 class TestExpertsOfGptOss:
-    """Its MXFP4 codes are [experts, out, in], its floats [experts, in, out], both under one name."""
+    """gpt-oss stores MXFP4 codes as [experts, out, in] and floats as [experts, in, out] under the same name."""
 
     @staticmethod
     def write(tmp_path, config):

@@ -111,7 +111,7 @@ def test_k_type_predicts_the_same_as_llama_cpp_values(tmp_path):
 
 
 def test_recipes_are_evaluated_without_a_file(tmp_path):
-    """They give the same as a plain checkpoint with their values."""
+    """A recipe evaluates like a plain checkpoint that holds the recipe's values."""
     original = saved("llama", tmp_path / "original")
     tokens = ids(tmp_path)
     tensors = {

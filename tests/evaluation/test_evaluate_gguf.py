@@ -132,7 +132,7 @@ def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
 
 
 def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
-    """It takes the model from the file's own keys and dequantizes with llama.cpp's package."""
+    """transformers derives the model from the file's keys and dequantizes with llama.cpp's package."""
     pytest.importorskip("accelerate", reason="accelerate is not installed (pip install -e '.[dev]')")
     from transformers import AutoModelForCausalLM
 

@@ -453,7 +453,7 @@ def test_low_rank_branch_gets_unrounded_inputs(producer, name, file, suffix, tmp
     """The producer's own forward multiplies codes by rounded inputs, and the branch by the inputs themselves."""
     folder = Path(__file__).parents[1]
     golden, path = load_file(folder / "golden_inputs" / f"{producer}.safetensors"), folder / f"golden/{file}{suffix}"
-    if not suffix:  # its config makes it multiply in float
+    if not suffix:  # The folder's config.json makes SDNQ multiply in floats.
         config = json.loads((path / "config.json").read_text())
         config["quantization_config"] |= {"use_quantized_matmul": True, "modules_to_not_use_matmul": []}
         path = Path(shutil.copytree(path, tmp_path / "quantized"))

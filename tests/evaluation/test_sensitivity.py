@@ -94,7 +94,7 @@ def test_error_is_weighed_by_its_own_element():
 
 
 def test_tied_head_matters_in_both_uses(tmp_path):
-    """Its weight is stored once: an error costs its effect as an embedding and its effect as the head."""
+    """Embedding and head share one weight, so the cost of its error is that of both uses together."""
     original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
     (tmp_path / "other").mkdir()
     tensors, name = stored(original), "model.embed_tokens.weight"

@@ -73,7 +73,7 @@ def test_blocks_alone_are_a_part_of_a_model(tmp_path):
     assert [] == said(tmp_path, {name: x for name, x in with_norms().items() if ".layers." in name})
 
 
-def test_model_without_weights_of_norms_lacks_none(tmp_path):
+def test_model_whose_norms_have_no_weights_is_complete(tmp_path):
     assert [] == said(tmp_path, {name: x for name, x in with_norms().items() if "norm" not in name})
 
 

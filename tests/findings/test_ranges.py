@@ -131,7 +131,7 @@ def test_norms_explain_an_unusual_scale(tmp_path):
 
 
 def test_norms_may_be_stored_minus_one(tmp_path):
-    """They multiply by 0.9 to 1.1, but the stored numbers are about 0."""
+    """Norms that multiply by 0.9 to 1.1 may be stored as numbers around 0."""
     assert [] == found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(8.0) / 448}, model(0.0))
     assert found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(200.0) / 448}, model(0.0))
 

@@ -1,4 +1,4 @@
-"""Correct files by real methods, which code of these tests writes in float64 without quanterr, cause no warning."""
+"""Correct files of real quantization methods cause no warning; these tests write them in float64, without quanterr."""
 
 from functools import cache
 

@@ -443,7 +443,7 @@ class TestCtPack:
         arrays = {key.replace("a.", 60 * "a" + ".", 1): array for key, array in ct_pack(made, "floor").items()}
         weight, actual = read(tmp_path, made.values, arrays, config, name)
 
-        assert 7 == weight.code_bits  # as in the original
+        assert 7 == weight.code_bits
         assert same_bits(made.values, actual)
 
     def test_ct_pack_configuration_with_other_bits_is_reported(self, tmp_path):

@@ -46,7 +46,7 @@ def check(raw: bytes) -> str:
             warnings.simplefilter("ignore")
             expected = torch.load(io.BytesIO(raw), weights_only=True)
     except Exception:
-        return "taken; torch refuses it"  # it checks sums of bytes that quanterr reads only later
+        return "taken; torch refuses it"  # torch also checks sums of bytes that quanterr reads only later
     expected = dict(_flatten(expected, ""))
     for name, (shape, unknown, content) in tensors.items():
         other = expected[name if name in expected else f"state_dict.{name}"].detach()

@@ -732,7 +732,7 @@ def integers() -> Tensors:
         ones = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)])
         numbers = torch.cat([torch.tensor([0, 1, -1, 100]), ones, ones - 1, ~ones])
         stored[f"uint{bits}"] = numbers.to(getattr(torch, f"uint{bits}"))
-        if bits > 8:  # int8 is for codes
+        if bits > 8:  # A stored int8 tensor would be read as codes.
             stored[f"int{bits}"] = numbers.to(getattr(torch, f"int{bits}"))
     stored["position_ids"] = torch.arange(77).view(1, 77)
     return stored

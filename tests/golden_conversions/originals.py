@@ -760,7 +760,7 @@ ORIGINALS = {
         files=IMAGES,
         mlx_vlm={"": {"config": {"vision_config": {"model_type": "qwen3_vl"}}}},
     ),
-    "gemma3": Original(  # its embeddings have rows for which there is no token
+    "gemma3": Original(  # The embeddings have rows without a token.
         "Gemma3ForConditionalGeneration",
         {
             "text_config": WIDE | {"sliding_window": 8, "tie_word_embeddings": True, "vocab_size": 100},

@@ -25,7 +25,7 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 
-if os.environ.get("TRITON_INTERPRET") != "1":  # it counts when Triton is imported, for the whole process
+if os.environ.get("TRITON_INTERPRET") != "1":  # Triton reads this variable only when it is imported.
     pytest.skip("Triton's interpreter is not asked for: make test-triton", allow_module_level=True)
 # numpy, by which the interpreter computes, warns where a GPU gives infinity or NaN.
 pytestmark = [pytest.mark.session, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")]
@@ -80,7 +80,7 @@ def test_golden_files_have_the_sums_of_the_specification(case, monkeypatch):
 
 
 def test_common_formats_are_decoded_by_the_kernel(monkeypatch):
-    """Their values are not decoded by torch."""
+    """Torch would fail this test if it decoded a value of these formats."""
     names = {"fp8_row", "fp8_block", "int8_block", "nvfp4", "gptq", "awq_gemm", "bnb_int8", "mxfp4", "torchao_int4"}
     cases = {case.parent.name: case for case in FEW}
     monkeypatch.setattr(fused_sums, "_read_values", lambda operand, chunk: pytest.fail(operand.weight.format))

@@ -836,7 +836,7 @@ class TestSamples:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (96, 1), (96, 10), (3, 10), (3, 1)], ids=str)
 def test_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
-    """It reads them for all rows at once, and for chunks that start within a block of rows."""
+    """The kernel reads scales for all rows at once, and for chunks that start within a block of rows."""
     codes = (normal(96, 640, seed=1) * 40).clamp(-127, 127).to(torch.int8)
     scale = (normal(*shape) if shape else normal(1)[0]).abs().to(dtype)
     path = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale})
@@ -958,7 +958,7 @@ class TestSmallWeights:
                 self.compare(worker, plan.pairs)
 
     def test_small_weights_are_awaited_if_another_weight_fails(self, tmp_path, monkeypatch):
-        """Their buffers are in use until the kernel is done."""
+        """The kernel uses the buffers of small weights until it is done."""
         with self.plan(tmp_path):
             pass
         begun, start = [], NativeSums.start
@@ -1180,7 +1180,7 @@ class TestRounding:
         expected = first << 4 | second if packing == Packing.HIGH_FIRST else first | second << 4
         for choice in (None, kernel):
             choose(choice)
-            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows that do not follow each other
+            gapped = torch.zeros(70, 40, dtype=torch.uint8)  # rows with gaps between them in memory
             inside = gapped[:, 5 : 37 if packing == Packing.BYTES else 21]
             packed_codes = rounding.find_codes(x, units, to, 32, packing=packing)
             rounding.find_codes(x, units, to, 32, packing=packing, out=inside)

@@ -385,7 +385,7 @@ class TestKeep:
         assert text == page.run("return document.getElementById('keep-list').value")
 
     def test_program_that_wrote_the_file_gets_a_complete_command(self, browser, tmp_path):
-        """It quantizes the same as the compared file except the kept layer, and nothing that stayed in BF16."""
+        """The command quantizes what the file quantizes, except the kept layer, and nothing that stayed in BF16."""
         made = report_of(small())
         original = replace(made.original, path="its $ original.safetensors")
         made = replace(made, original=original)

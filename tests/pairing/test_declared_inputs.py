@@ -123,7 +123,8 @@ def test_input_rotations_are_distinguished_from_fused_ones(places, expected):
     assert expected == find_online_transforms(config, [])
 
 
-STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}  # once, as compressed-tensors stores it
+# compressed-tensors stores the matrix once, beside the layer
+STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}
 
 
 @pytest.mark.parametrize(

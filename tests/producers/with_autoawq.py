@@ -19,7 +19,7 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     config = {"zero_point": True, "q_group_size": 32, "w_bit": 4, **setting}
     searching = "modules_to_not_convert" not in setting
     if not searching:
-        made.get_layers_for_scaling = lambda *args, **kwargs: []  # it fails where a module that it knows is left out
+        made.get_layers_for_scaling = lambda *args, **kwargs: []  # AutoAWQ fails if a module that it knows is left out.
     made.quantize(
         None,
         quant_config=config,

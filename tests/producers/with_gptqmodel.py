@@ -19,7 +19,8 @@ SETTINGS = {f"GPTQ {bits} bits": {"bits": bits} for bits in (8, 4, 3, 2)} | {
 
 def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     """Quantize with a few random sequences; return the values of its modules, which refuse float32."""
-    gptqmodel._default_cpu_workers = lambda: 2  # it would take one on a machine with two cores, and refuse it
+    # With two cores, GPTQModel would choose one worker and then refuse that number.
+    gptqmodel._default_cpu_workers = lambda: 2
     with_awq = setting.get("method") == "awq"
     made = GPTQModel.load(str(model), QuantizeConfig(group_size=32, **setting), device="cpu", dtype=torch.float16)
     made.quantize([{"input_ids": t[0].tolist(), "attention_mask": [1] * t.shape[1]} for t in TOKENS])

@@ -64,7 +64,7 @@ def found(check, folder, n=20, **limits):
     return run(target_of(check), n, 0, 2, Limits(**limits), folder)
 
 
-def test_foreign_error_is_saved(tmp_path):
+def test_input_that_raises_a_foreign_error_is_saved(tmp_path):
     def check(raw):
         if raw == Random(13).randbytes(8):
             raise KeyError("surprise")

@@ -461,7 +461,8 @@ class TestKernelMeasuresSamples:
         }
         x, y = {}, {}
         for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
-            for n, name in enumerate((*changes, *changes)):  # twice, so that each has two different neighbours
+            # Every change twice, so that each weight has two different neighbours
+            for n, name in enumerate((*changes, *changes)):
                 values = numbers(64, cols, seed=n).float()
                 unit = values.abs().amax(1, keepdim=True) / (127 if kind == "int8" else 448)
                 stored = (values / unit).round().to(torch.int8) if kind == "int8" else (values / unit).to(dtype).float()

@@ -161,7 +161,7 @@ def in_memory(values: Tensor, wide: bool = False) -> Weight:
         return Values(piece.to(torch.float64 if wide else torch.float32, copy=True).contiguous())
 
     shape = tuple(values.shape)
-    nowhere = Entry("weight", "F32", shape, None, 0, 4 * values.numel())  # its file is never asked for
+    nowhere = Entry("weight", "F32", shape, None, 0, 4 * values.numel())  # no test reads the file of this entry
     return Weight("weight", "dense", shape, {"weight": nowhere}, dequantize, needs_float64=wide)
 
 

@@ -60,7 +60,7 @@ class Model:
     name: str
     weights: list[tuple[str, tuple[int, ...], str, float]]  # name, shape, format, SNR in dB
     lossless: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    changed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # 1-D
+    changed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # vectors: name, shape
     missing: list[tuple[str, tuple[int, ...], str, str]] = field(default_factory=list)  # name, shape, bucket, reason
     floor: float | None = None  # the lower limit of a gate on each layer's SNR
 

@@ -26,7 +26,7 @@ from support import simulated_streams as streams
 from support.cuda_rules import MOVES, check_operation, check_places
 
 NAME = "sim"
-WAITING = (  # they return what depends on numbers, so the host waits for these
+WAITING = (  # The host waits for these operations, because the shape of what they return depends on values.
     "_local_scalar_dense nonzero masked_select unique_dim _unique _unique2 unique_consecutive equal bincount "
     "repeat_interleave is_nonzero"
 )
@@ -199,7 +199,7 @@ def run(function, args, kwargs):
     operation = describe(function)
     if operation.is_composite:
         return function.decompose(*args, **kwargs)
-    given = []  # its tensors
+    given = []  # filled with the tensors among the arguments
     raw_args, raw_kwargs = _take_raw(args, given), _take_raw(kwargs, given)
     ours = [value for value in given if isinstance(value, DeviceTensor)]
     target = _find_target(operation, ours, args, kwargs)
@@ -384,7 +384,7 @@ def _make_on_device(function):
         if not _is_ours(device):
             return function(*args, device=device, **kwargs)
         made = place(function(*_take_raw(args, []), **kwargs), torch.device(device))
-        streams.current(made.device.index).synchronize()  # it is a copy, which the host waits for
+        streams.current(made.device.index).synchronize()  # torch copies from the host here, and waits for the copy
         return made
 
     return make
