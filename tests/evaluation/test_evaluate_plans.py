@@ -64,7 +64,8 @@ def studied(tmp_path_factory):
     return original, text, folder / "s.json", {candidate.name: candidate.scores for candidate in made.candidates}
 
 
-SUMMED = 2 * 96 * 2.0**-24  # float32 errors and values, squared and added along at most 96 columns
+# A relative bound: errors and values are rounded to float32, squared, and added along at most 96 columns.
+SUMMED = 2 * 96 * 2.0**-24
 RECIPES = ["int8_row", "int6_g32", "int4_g32"]
 
 

@@ -203,7 +203,7 @@ def test_q2_0_with_another_block_size_is_refused(tmp_path):
 
 
 def test_single_element_in_a_block_is_in_its_place(tmp_path):
-    """The plainest type shows which element a code belongs to: low halves first, then high halves."""
+    """Q4_0 shows the order of codes: the low halves of all bytes come first, then the high halves."""
     codes = [8] * 32
     codes[3], codes[20] = 9, 5
     packed = bytes(codes[j] | codes[16 + j] << 4 for j in range(16))

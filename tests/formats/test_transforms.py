@@ -232,7 +232,7 @@ def unrotated(stored):
 
 
 def flipped(stored):
-    stored[MATRIX] = -stored[MATRIX].flip(1)  # another rotation than the weights have
+    stored[MATRIX] = -stored[MATRIX].flip(1)  # the declared rotation is not the one that the weights have
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "permuted" not in case and "inverse" not in case])

@@ -1,4 +1,4 @@
-"""An ONNX model: what is taken lies within its files, and each weight is read or not supported."""
+"""An ONNX model: an accepted one reads only its own files, and each of its weights is read or unsupported."""
 
 from functools import cache
 from pathlib import Path

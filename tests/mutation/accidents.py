@@ -116,7 +116,7 @@ class Stored:
         return bool(self.whole)
 
     def write(self, folder: Path, truncated: int = 0) -> Path:
-        """Write the changed checkpoint there, as a new file or folder."""
+        """Write the changed checkpoint into ``folder``, as a new file or folder."""
         path = folder / self.case.name
         if self.case.is_dir():
             shutil.copytree(self.case, path)

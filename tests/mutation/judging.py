@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     loss: Loss | None  # None: sound
     findings: tuple[Finding, ...] = ()
     note: str = ""  # the other findings, or the reason for silence
-    excuse: str = ""  # what is declared, and what a method left in the sound file that findings excuse
+    excuse: str = ""  # the declaration, and the trace of a method in the sound file, which findings excuse
 
     def __str__(self) -> str:
         loss = f"{self.loss.layer:.1f} dB, worst part {self.loss.part:.1f} dB: " if self.loss else ""

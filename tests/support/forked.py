@@ -297,8 +297,7 @@ def _become(
     encoding = env.get("PYTHONIOENCODING", "utf-8")  # the server's own streams have read, or are no terminal
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
-    # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
     signal.alarm(seconds)
     exec(before, {})
     if memory is not None:

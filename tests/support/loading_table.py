@@ -54,7 +54,7 @@ def answer(runtime: Runtime, name: str) -> str:
 
 
 def list_rows() -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the formats that have the same answers, and these, in the order of ``SHOWN``."""
+    """Yield groups of formats that have the same answers, and the answers in the order of ``SHOWN``."""
     runtimes = [runtime for name in SHOWN for runtime in RUNTIMES if runtime.name == name]
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in FORMATS:

@@ -184,7 +184,7 @@ class Server(ThreadingHTTPServer):
         return True
 
     def refused_for(self) -> int | None:
-        """Return the whole seconds until the hub answers again where files are; None if it answers now."""
+        """Count a request for an address; return the seconds for which the hub refuses it, or None."""
         with self.lock:
             now = time.monotonic()
             if now >= self.resets:

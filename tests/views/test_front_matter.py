@@ -86,7 +86,7 @@ def test_results_from_other_authors_stay():
         ("hf://org/model", "org/model"),
         ("/root/.cache/huggingface/hub/models--org--model/snapshots/ab12", "org/model"),
         ("/home/me/model", None),
-        ("org/model", None),  # a folder may have this name
+        ("org/model", None),  # this may be the path of a local folder
     ],
 )
 def test_base_model_is_not_guessed(original, base):
