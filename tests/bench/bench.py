@@ -151,7 +151,7 @@ def compare_small(options: argparse.Namespace) -> None:
     """Compare very many small matrices."""
     paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
     quanterr, report = [sys.executable, "-m", "quanterr"], options.folder / "small.json"
-    for version in ("int8_row", "fp8_tensor"):  # its last report is rendered below
+    for version in ("int8_row", "fp8_tensor"):  # the last report of fp8_tensor is rendered below
         command = [*quanterr, "compare", str(paths["original"]), str(paths[version]), "-q", "-o", str(report)]
         taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
         middle = median(taken)

@@ -111,7 +111,7 @@ class TestVersions:
         path = at(server)
         version = path.version()
         os.utime(folder / "w", (LONG_AGO + 1, LONG_AGO + 1))
-        if not holds:  # as servers answer that ignore conditional requests
+        if not holds:  # some servers ignore conditional requests
             server.holds = lambda *_: True
         with pytest.raises(CheckpointError, match=r"/w: changed while being read"):
             path.fetch(0, 10, version)
@@ -313,7 +313,7 @@ class TestConnections:
         monkeypatch.setattr(waiting, "ATTEMPTS", 1)
 
         def leaving(handler, first, last):
-            handler.close_connection = True  # after its answer, without announcing it
+            handler.close_connection = True  # the server closes the connection without announcing it
             return False
 
         server.faults.append(leaving)

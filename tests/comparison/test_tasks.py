@@ -79,7 +79,8 @@ class TestPass:
             patch.setattr(finishing, "_find_worst", lambda *_: None)  # a check that reads a row again
             patch.setattr(finishing, "compute_fingerprint", lambda *_: None)  # a check that reads a few bytes again
             patch.setattr(run, "choose_alternatives", lambda plan, undo: plan)  # looks at samples beforehand
-            patch.setattr("quanterr.findings.diagnose", lambda *_: ())  # and at samples of doubtful weights afterwards
+            # Looks at samples of doubtful weights afterwards
+            patch.setattr("quanterr.findings.diagnose", lambda *_: ())
             reads.clear()
             compare_each(checkpoint, candidates, CompareOptions(device="cpu"), samples=False)
             weights = sorted((entry.offset, entry.nbytes) for entry in checkpoint.entries.values())

@@ -204,7 +204,7 @@ def test_cause_must_be_bad_enough(severity, stands):
 
 
 @pytest.mark.parametrize(("named", "stands"), [(["a"], True), (["a", "b"], False)])
-def test_finding_about_many_weights_goes_where_all_are_explained(named, stands):
+def test_finding_about_many_weights_is_dropped_if_all_are_explained(named, stands):
     findings = [
         a_finding("scale_factor", "error", None, layers=named),
         a_finding("unquantized_changed", "warning", None, layers=["a", "b"]),

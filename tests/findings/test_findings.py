@@ -208,7 +208,7 @@ class TestScales:
             scale = weight.float().abs().amax() / 127 / 4
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
-        if not judged:  # as in codebooks, whose scales are not judged
+        if not judged:  # scales of codebooks are not judged; this test imitates one
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
         findings = told(compared(tmp_path, x, stored(x, clipped)))
@@ -472,7 +472,7 @@ class TestRows:
 
 
 def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # as in formats without nearest codes
+    monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # imitates a format without nearest codes
     x = model()
     findings = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
 

@@ -425,7 +425,7 @@ class TestComfy:
     def test_gguf_of_denoisers_is_loaded(self, tmp_path, architecture, dtype, verdict):
         assert verdict == judge(self.make_gguf(tmp_path, architecture, dtype), "comfyui")[0]
 
-    def test_names_of_no_denoiser_are_not_known(self, tmp_path):
+    def test_unrecognized_names_give_the_verdict_not_known(self, tmp_path):
         assert "not known" == judge(store(tmp_path / "m.safetensors", make_fp8(["a"])), "comfyui")[0]
 
 

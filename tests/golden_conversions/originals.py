@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import safe_open
 
 Shapes = dict[str, tuple[int, ...]]
-F32 = ("A_log", "e_score_correction_bias", "linear_attn.norm.weight")  # as in most checkpoints
+F32 = ("A_log", "e_score_correction_bias", "linear_attn.norm.weight")  # most checkpoints store these in float32
 BOTH: dict[str, dict[str, Any]] = {"": {}}
 
 

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 HERE = Path(__file__).parent
 VOCABULARY, CONTEXT, CHUNKS = 512, 64, 12
-FOUND = {  # as llama-perplexity prints them
+FOUND = {  # patterns of the numbers that llama-perplexity prints
     "ppl_original": r"Mean PPL\(base\)\s*:\s*(\S+) ±\s*(\S+)",
     "ppl": r"Mean PPL\(Q\)\s*:\s*(\S+) ±\s*(\S+)",
     "ln_ppl_ratio": r"Mean ln\(PPL\(Q\)/PPL\(base\)\)\s*:\s*(\S+) ±\s*(\S+)",

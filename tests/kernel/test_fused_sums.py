@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.session, pytest.mark.filterwarnings("ignore:(overflow|
 
 FEW = {min(cases, key=lambda case: case.stat().st_size) for _, cases in groupby(NUMBERS, lambda case: case.parent.name)}
 SLOW = [pytest.param(case, marks=() if case in FEW else pytest.mark.slow) for case in NUMBERS]
-ROWS = 64  # of a golden weight
+ROWS = 64  # rows of a golden weight that are summed
 WHOLE = 1 << 15  # elements of a tile: the interpreter takes as long for small ones
 FINITE = SumOptions(cells=CellGrid(1, 64))
 # Sums of terms of both signs, and what bounds them.

@@ -1,4 +1,4 @@
-"""Small checkpoints that a runtime loads, or does not: for each rule of ``findings/runtimes/`` that is run, both.
+"""Small checkpoints: one that is loaded and one that is not for each rule of ``findings/runtimes/`` that is run.
 
 A model of Llama with one block; each case changes one thing.
 """
@@ -372,7 +372,7 @@ def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -
     writer.close()
 
 
-# FLUX without blocks, whose layers outside them are a model of diffusers.
+# FLUX without blocks: the layers outside of blocks are enough for a model of diffusers.
 DENOISER: Config = {
     "_class_name": "FluxTransformer2DModel",
     "patch_size": 1,

@@ -61,7 +61,7 @@ SOURCES: dict[str, Change] = {
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
-    """Quantize each source soundly in this layout, then replace each part of one weight by another weight's."""
+    """Quantize each source correctly in this layout, then replace each part of one weight by another weight's."""
     layout = named(name)
     pair = made(bench, layout)
     coded = {key: weight for key, weight in pair.weights.items() if isinstance(weight, Coded)}

@@ -21,7 +21,7 @@ KINDS = (CompareOptions, RankOptions, SweepOptions, PlanOptions, EvaluateOptions
     ("given", "expected"),
     [("attn", ("attn",)), (["attn", "mlp"], ("attn", "mlp")), (iter(["attn"]), ("attn",)), ((), ())],
 )
-def test_values_become_a_tuple_and_a_single_string_one_of_itself(given, expected):
+def test_values_and_single_strings_become_tuples(given, expected):
     assert expected == CompareOptions(layers=given).layers
 
 

@@ -8,7 +8,7 @@ from quanterr.documents.gate_results import exit_status
 from quanterr.errors import Status
 from quanterr.pairing.model import Bucket
 
-HEADS, KV_HEADS, DIM = 4, 2, 64  # as in LLAMA
+HEADS, KV_HEADS, DIM = 4, 2, 64  # the numbers that LLAMA declares
 
 ORIGINAL = {
     "model.embed_tokens.weight": numbers(32, DIM, seed=1),

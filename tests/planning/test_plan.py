@@ -650,7 +650,7 @@ class TestCompare:
 
         fields = json.loads(where.read_text())
         del fields["checksum"]
-        for layer in fields["layers"]:  # as an earlier version wrote them
+        for layer in fields["layers"]:  # an earlier version did not write these fields
             del layer["original_norm"], layer["original_fingerprint"]
         (tmp_path / "old.json").write_text(json.dumps(fields))
         assert 6 == len(quanterr.read_document(str(tmp_path / "old.json")).layers)

@@ -63,7 +63,7 @@ PRODUCERS = {  # name of the script → what it needs
 }
 MODELS = (HUB, "diffusers")
 CLOSE = 2e-6  # largest norm of the difference, relative to the values' norm
-AS_NEAR = 1.1  # times the error
+AS_NEAR = 1.1  # the largest error of a value, relative to the error of the producer's own
 OUTCOMES = ("right", "undone", "noted", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"
 TABLE = HERE.parent.parent / "quanterr" / "guide" / "producers.md"
@@ -77,7 +77,8 @@ same weights:
 - the bits of the others: given to the module that has other bits; `named` if a warning or an error names it
 
 The right configuration must be `silent`: no warning and no error. `ALARM` and `SILENT` are faults of quanterr."""
-KINDS_OF_CONFIGURATION = ("", ": one more", ": one less", ": bits of the others")  # after ONE and MIXED
+# Suffixes of ONE and MIXED in the names of settings
+KINDS_OF_CONFIGURATION = ("", ": one more", ": one less", ": bits of the others")
 
 
 class Outcome(NamedTuple):

@@ -22,7 +22,7 @@ def quantize(model: Path, setting: dict, folder: Path) -> dict[str, Tensor]:
     config = setting.get("quant_config") or BaseQuantizeConfig(**{"axis": 1, **setting})
     AutoHQQHFModel.quantize_model(made, quant_config=config, compute_dtype=torch.float32, device="cpu")
     if "quant_config" in setting:
-        made.config.quantization_config = setting  # as transformers writes it, and HQQ alone does not
+        made.config.quantization_config = setting  # transformers writes this file, HQQ alone does not
     made.config.save_pretrained(folder)  # HQQ adds to the config, but does not write it
     AutoHQQHFModel.save_to_safetensors(made, str(folder), verbose=False)
     modules = {name: module for name, module in made.named_modules() if isinstance(module, HQQLinear)}

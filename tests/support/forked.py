@@ -222,7 +222,7 @@ def _serve(listening: socket.socket, modules: Iterable[str]) -> None:
         if package == "quanterr" or (find_spec(package) and find_spec(name)):  # other versions lack some of theirs
             import_module(name)
     _prepare_commands()
-    gc.freeze()  # or a child would copy what its collector looks at
+    gc.freeze()  # otherwise the collector of each child would copy all pages that it looks at
     while 0 not in select.select([0, listening], [], [])[0]:  # which is closed in the end
         connection, _ = listening.accept()
         if not os.fork():
@@ -324,5 +324,5 @@ def _limit(what: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])  # where `support` is
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder that holds the package support
     _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

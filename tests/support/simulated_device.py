@@ -361,7 +361,7 @@ def _finished(function):
     return call
 
 
-_pinned: dict[int, "weakref.ref[torch.Tensor]"] = {}  # by address
+_pinned: dict[int, "weakref.ref[torch.Tensor]"] = {}  # allocations by their address
 
 
 def is_pinned(tensor):

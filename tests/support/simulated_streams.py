@@ -112,7 +112,7 @@ class Memory:
                     hazards.append("memory was freed while another stream may still use it: record_stream")
 
 
-_default = {}  # by the device's index
+_default = {}  # the default stream of each device, by the device's index
 _own = threading.local()
 
 
