@@ -69,7 +69,7 @@ def main() -> None:
         look(given.original)
         look(given.quantized)
         report = quanterr.compare(given.original, given.quantized)  # layers=["attn", "!q_proj"] selects
-    except quanterr.QuanterrError as error:  # its message names the file and says what to do
+    except quanterr.QuanterrError as error:  # The message of the error names the file and says what to do.
         sys.exit(f"library.py: {error}")
     summarize(report)
     show_worst(report)

@@ -67,7 +67,7 @@ def run(python: Path, changed: dict[str, str], words: list[str]) -> tuple[bool, 
 
 
 def main() -> int:
-    """Run what was asked for; status 1 where a test failed."""
+    """Run the settings that the command line names; return 1 if a test failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default=",".join([*SETTINGS, *VERSIONS]), help="settings, separated by commas")
     known, words = parser.parse_known_args()

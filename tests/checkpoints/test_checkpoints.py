@@ -304,17 +304,17 @@ def test_pipeline_with_its_own_weights_opens_them(folder):
 
 
 @pytest.mark.parametrize(
-    ("held", "told"),
+    ("held", "expected_message"),
     [((), "it is empty"), (("b.md", "a.txt"), "it holds a.txt, b.md"), (("x\x1b",), "x\\x1b")],
 )
-def test_folder_without_weights_is_an_error_that_lists_its_content(folder, held, told):
+def test_folder_without_weights_is_an_error_that_lists_its_content(folder, held, expected_message):
     for name in held:
         (folder / name).write_text("")
 
     message = refusal(CheckpointError, folder)
 
     assert "no checkpoint found (looked for *.safetensors.index.json, *.safetensors, *.sft, *.gguf, " in message
-    assert told in message
+    assert expected_message in message
 
 
 def test_tensors_missing_from_the_index_are_noted(folder):

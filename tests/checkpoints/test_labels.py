@@ -168,9 +168,9 @@ class TestHeader:
 
         assert labels.orphans == ("gone",)
 
-    @pytest.mark.parametrize("said", [None, "x", 3, ["x"]])
-    def test_header_entry_that_is_not_an_object_is_skipped(self, tmp_path, said):
-        labels = labels_of(tmp_path, metadata=header({"a": said}))
+    @pytest.mark.parametrize("entry_value", [None, "x", 3, ["x"]])
+    def test_header_entry_that_is_not_an_object_is_skipped(self, tmp_path, entry_value):
+        labels = labels_of(tmp_path, metadata=header({"a": entry_value}))
 
         assert labels.of("a.weight") == ()
 

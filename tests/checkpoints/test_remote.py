@@ -95,16 +95,16 @@ class TestHttp:
         )
 
     @pytest.mark.parametrize(
-        ("fault", "told"),
+        ("fault", "expected_message"),
         [
             (lambda handler, first, last: handler.refuse(404) or True, "no such file"),
             (lambda handler, first, last: handler.refuse(403) or True, "HTTP 403, not permitted"),
             (lambda handler, first, last: handler.refuse(418) or True, "HTTP 418"),
         ],
     )
-    def test_refusals_are_immediate_errors(self, server, fault, told):
+    def test_refusals_are_immediate_errors(self, server, fault, expected_message):
         server.faults.append(fault)
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=expected_message):
             open_checkpoint(f"{server.url}/fp8.safetensors")
         assert 1 == len(server.requests)
 

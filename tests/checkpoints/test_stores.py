@@ -204,7 +204,7 @@ def nonsense(handler, path, first, last):
 
 class TestWrongAnswers:
     @pytest.mark.parametrize(
-        ("answer", "told"),
+        ("answer", "expected_message"),
         [
             (cut, "received 800 of 900 bytes|received 799 of 900 bytes"),
             (lying(5), "Content-Length is 905, of a range of 900 bytes"),
@@ -215,9 +215,9 @@ class TestWrongAnswers:
             (nonsense, "220 mail ready"),
         ],
     )
-    def test_persistent_wrong_answers_are_an_error(self, server, answer, told):
+    def test_persistent_wrong_answers_are_an_error(self, server, answer, expected_message):
         server.faults.append(always(answer))
-        with pytest.raises(ResourceError, match=rf"/w: 6 attempts failed, the last: .*({told})"):
+        with pytest.raises(ResourceError, match=rf"/w: 6 attempts failed, the last: .*({expected_message})"):
             once_known(at(server))
 
     @pytest.mark.parametrize("answer", [cut, lying(5), lying(-5), ignoring, elsewhere, nonsense])

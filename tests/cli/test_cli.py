@@ -294,7 +294,7 @@ class TestStatus:
         assert Status.OK == call("compare", x, y, "-q", "--allow-partial").returncode
 
     @pytest.mark.parametrize(
-        ("x", "y", "told"),
+        ("x", "y", "expected_message"),
         [
             ({}, {"w": torch.ones(2, 2)}, "the original has no tensors; the quantized checkpoint w"),
             ({}, {}, "the original has no tensors; the quantized checkpoint no tensors"),
@@ -305,11 +305,11 @@ class TestStatus:
             ),
         ],
     )
-    def test_pair_without_any_match_exits_with_4(self, tmp_path, x, y, told):
+    def test_pair_without_any_match_exits_with_4(self, tmp_path, x, y, expected_message):
         done = call("compare", write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", y), "-q")
 
         assert Status.INCONCLUSIVE == done.returncode
-        assert f"nothing matches: {told}" in done.stderr
+        assert f"nothing matches: {expected_message}" in done.stderr
 
     def test_nan_exits_with_4(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
@@ -378,7 +378,7 @@ def test_formats_lists_every_row_and_prints_a_specification():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected_message"),
     [
         ("int8", "int8; did you mean int8_convrot, int8_tensor, int8_row, int8_block, bnb_int8, "),
         ("fp8_blok", "fp8_blok; did you mean fp8_block"),
@@ -386,12 +386,12 @@ def test_formats_lists_every_row_and_prints_a_specification():
         ("", '""; formats are '),
     ],
 )
-def test_unknown_format_is_wrong_usage_and_similar_names_are_listed(name, told):
+def test_unknown_format_is_wrong_usage_and_similar_names_are_listed(name, expected_message):
     done = call("formats", name)
 
     assert Status.USAGE == done.returncode
-    assert f"no format named {told}" in done.stderr
-    assert ("nvfp4" in done.stderr) == ("formats are" in told)
+    assert f"no format named {expected_message}" in done.stderr
+    assert ("nvfp4" in done.stderr) == ("formats are" in expected_message)
 
 
 class TestCompletion:
@@ -434,7 +434,7 @@ class TestCompletion:
 
 class TestUsage:
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "expected_message"),
         [
             (["compare", "--bad", "x", "y"], "No such option: --bad (see quanterr compare --help)"),
             (["nonsense"], "No such command 'nonsense' (see quanterr --help)"),
@@ -445,12 +445,12 @@ class TestUsage:
             ),
         ],
     )
-    def test_wrong_command_line_gives_a_single_line(self, words, told):
+    def test_wrong_command_line_gives_a_single_line(self, words, expected_message):
         done = call(*words)
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
         # Versions of click word this error differently.
-        assert f"quanterr: {told}\n" == done.stderr.replace("option '--bad'", "option: --bad")
+        assert f"quanterr: {expected_message}\n" == done.stderr.replace("option '--bad'", "option: --bad")
 
     @pytest.mark.parametrize("command", ["compare", "rank", "gate", "diff", "formats", "inspect", "render"])
     def test_help_names_no_types_for_switches_and_lists(self, command):

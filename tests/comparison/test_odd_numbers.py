@@ -23,15 +23,17 @@ def test_values_beyond_any_ratio_are_an_ordinary_error(tmp_path, huge):
 
 
 @pytest.mark.parametrize("digits", ["²", "1" * 5000], ids=["a superscript", "5000 digits"])
-@pytest.mark.parametrize("told", [{"weight_block_size": "{}x{}"}, {"version": "{}.{}", "quant_method": "fp8"}], ids=str)
-def test_invalid_numbers_in_a_configuration_are_handled(tmp_path, digits, told):
-    told = {key: text.format(digits, digits) for key, text in told.items()}
+@pytest.mark.parametrize(
+    "declared", [{"weight_block_size": "{}x{}"}, {"version": "{}.{}", "quant_method": "fp8"}], ids=str
+)
+def test_invalid_numbers_in_a_configuration_are_handled(tmp_path, digits, declared):
+    declared = {key: text.format(digits, digits) for key, text in declared.items()}
     folder = tmp_path / "y"
     write(folder / "model.safetensors", quantized(original()))
     packed = {"a.weight_packed": torch.zeros(8, 4, dtype=torch.int32), "a.weight_scale": torch.ones(8, 1)}
     write(folder / "packed" / "model.safetensors", packed | {"a.weight_shape": torch.tensor([8, 32])})
     for place in (folder, folder / "packed"):
-        (place / "config.json").write_text(json.dumps({"quantization_config": told}))
+        (place / "config.json").write_text(json.dumps({"quantization_config": declared}))
 
     report = quanterr.compare(write(tmp_path / "x.safetensors", original()), folder, device="cpu")
 

@@ -148,7 +148,7 @@ class TestInconclusive:
         assert found.reasons[0].startswith("broken: ")
 
     def test_candidate_with_vanishing_squares_is_inconclusive(self, rank, x):
-        """Its squared errors are 0 in float64, as if it had no error."""
+        """Squared errors that underflow to 0 in float64 look like no error."""
         tiny = 1e-200 * numbers(64, 128).double()
         candidates = by_name(rank(good={A: tiny}, bad={A: -tiny}, of=store(x.parent / "tiny.safetensors", {A: tiny})))
 

@@ -144,7 +144,7 @@ class TestRefused:
             journal_of(copies, tmp_path / "j")
 
     @pytest.mark.parametrize(
-        ("change", "told"),
+        ("change", "expected_message"),
         [
             (lambda x, y: os.utime(y, ns=(1, 1)), "files that have changed"),
             (lambda x, y: replaced(y), "files that have changed"),
@@ -153,11 +153,11 @@ class TestRefused:
             (lambda x, y: {"outlier_threshold": 0.5}, "outlier_threshold"),
         ],
     )
-    def test_journal_from_another_run_is_refused(self, pair, tmp_path, change, told):
+    def test_journal_from_another_run_is_refused(self, pair, tmp_path, change, expected_message):
         copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         options = change(*copies) or {}
-        with pytest.raises(UsageError, match=f"of another run.*{told}"):
+        with pytest.raises(UsageError, match=f"of another run.*{expected_message}"):
             journal_of(copies, tmp_path / "j", **options)
 
     @pytest.mark.parametrize("content", [b"\x00\xff\n", b"{}\n", b'{"schema": "quanterr.report"}\n', b"[1]\n"])

@@ -20,7 +20,7 @@ def quantized(dtype):
     return x, codes, {f"{name}_scale": scale for name, scale in scales.items()}
 
 
-def told(report):
+def map_findings(report):
     return {(finding.code, finding.severity): finding for finding in report.findings if finding.severity != "info"}
 
 
@@ -32,8 +32,8 @@ def test_cast_codes_are_one_finding(tmp_path, dtype, kind):
     x, codes, _ = quantized(dtype)
     report = compared(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()})
 
-    assert {("codes_without_scale", "error")} == told(report).keys()
-    (finding,) = told(report).values()
+    assert {("codes_without_scale", "error")} == map_findings(report).keys()
+    (finding,) = map_findings(report).values()
     assert f"hold {kind} codes as BF16 numbers, without their scales" in finding.message
     assert NAMES == finding.evidence["layers"]
 
@@ -43,8 +43,8 @@ def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, 
     x, codes, scales = quantized(dtype)
     report = compared(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()} | scales)
 
-    assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == told(report).keys()
-    finding = told(report)["wrong_convention", "error"]
+    assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == map_findings(report).keys()
+    finding = map_findings(report)["wrong_convention", "error"]
     assert (
         f"{kind} codes that were cast to BF16, without their scale, which is how it will be loaded" in finding.message
     )

@@ -57,7 +57,7 @@ def write(path, tensors, name=None):
     return write_gguf(path, [*around, *tensors], (*LLAMA, *keys))
 
 
-def told(path):
+def list_findings(path):
     return [
         (finding.severity, finding.message)
         for finding in quanterr.inspect(path).findings
@@ -70,13 +70,13 @@ def told(path):
 def test_every_mixture_of_llama_quantize_is_accepted(tmp_path, name, sizes):
     tensors = weights(sizes, lambda weight: MORE_BITS.get(name, {}).get(weight, default(name)))
 
-    assert [] == told(write(tmp_path / f"model-{name}.gguf", tensors, name))
+    assert [] == list_findings(write(tmp_path / f"model-{name}.gguf", tensors, name))
 
 
 def test_fallback_is_a_warning_with_its_reason(tmp_path):
     of = {"attn_v": "Q8_0", "ffn_down": "Q8_0"}
     tensors = weights(GATED, lambda name: of.get(name, "Q5_0"), 288)
-    ((severity, message),) = told(write(tmp_path / "model-q4_k_m.gguf", tensors, "Q4_K_M"))
+    ((severity, message),) = list_findings(write(tmp_path / "model-q4_k_m.gguf", tensors, "Q4_K_M"))
 
     assert "warning" == severity
     assert message.startswith(
@@ -87,7 +87,7 @@ def test_fallback_is_a_warning_with_its_reason(tmp_path):
 
 def test_minority_type_is_a_warning(tmp_path):
     tensors = weights(GATED, lambda name: "Q4_K" if name == "attn_q" else "Q5_0")
-    ((severity, message),) = told(write(tmp_path / "m.gguf", tensors, "Q4_K_S"))
+    ((severity, message),) = list_findings(write(tmp_path / "m.gguf", tensors, "Q4_K_S"))
 
     assert ("warning", True) == (severity, "only 9.3% of the weights are Q4_K: Q5_0 91%, Q4_K 9%" in message)
 
@@ -109,13 +109,13 @@ def test_minority_type_is_a_warning(tmp_path):
     ],
 )
 def test_file_names_are_read(tmp_path, name, severity):
-    findings = told(write(tmp_path / name, weights(GATED, lambda _: "Q4_K"), "Q4_K_M"))
+    findings = list_findings(write(tmp_path / name, weights(GATED, lambda _: "Q4_K"), "Q4_K_M"))
 
     assert [severity] * (severity is not None) == [finding for finding, _ in findings]
 
 
 def test_unquantized_file_is_a_warning(tmp_path):
-    ((severity, message),) = told(write(tmp_path / "m.gguf", weights(GATED, lambda _: "F32"), "Q8_0"))
+    ((severity, message),) = list_findings(write(tmp_path / "m.gguf", weights(GATED, lambda _: "F32"), "Q8_0"))
 
     assert ("warning", True) == (severity, "no weight is Q8_0: F32 100%" in message)
 
@@ -125,7 +125,7 @@ def test_experts_trained_in_four_bits_do_not_contradict_the_name(tmp_path):
         tmp_path / "m-F16.gguf", weights(GATED, lambda _: "MXFP4"), (*LLAMA, key("general.file_type", U32, 1))
     )
 
-    assert [] == told(path)
+    assert [] == list_findings(path)
 
 
 def test_comparison_checks_the_quantized_side(tmp_path):
@@ -141,4 +141,4 @@ def test_other_files_than_gguf_are_not_checked(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a.weight": torch.ones(4, 64)}, tmp_path / "model-Q4_K_M.safetensors")
-    assert [] == told(tmp_path / "model-Q4_K_M.safetensors")
+    assert [] == list_findings(tmp_path / "model-Q4_K_M.safetensors")

@@ -46,7 +46,7 @@ def by_row_of_few_bits(weight):
     return (weight.float() / scale).round().to(torch.int8), scale
 
 
-def told(report):
+def map_findings(report):
     return {finding.code: finding for finding in report.findings}
 
 
@@ -56,7 +56,7 @@ def faulty(folder, change, n=1, quantize=quantized_fp8, shape=SHAPE):
     y = stored(x, quantize)
     name = UP.format(n - 1)
     change(y, name)
-    return told(compared(folder, x, y)), name
+    return map_findings(compared(folder, x, y)), name
 
 
 def times(factor):
@@ -143,7 +143,7 @@ class TestScales:
             return ((weight.float() / coarse).round() * coarse / scale).round().to(torch.int8), scale * 1.1
 
         x = model()
-        findings = told(compared(tmp_path, x, stored(x, four_bits)))
+        findings = map_findings(compared(tmp_path, x, stored(x, four_bits)))
 
         assert {"scale_factor": "warning", "excess_error": "error"} == {c: findings[c].severity for c in findings}
         assert (
@@ -169,7 +169,7 @@ class TestScales:
         y = stored(x, by_row)
         name = UP.format(0)
         y[f"{name}_scale"] = y[f"{name}_scale"].roll(1, 0)
-        findings = told(compared(tmp_path, x, y))
+        findings = map_findings(compared(tmp_path, x, y))
 
         assert "one factor per row corrects it" in findings["scale_factor"].message
         assert "each scale belongs 1 place earlier" in findings["scale_factor"].message
@@ -182,7 +182,7 @@ class TestScales:
         blocks = x[name].float().reshape(4, 32, 4, 32)
         scale = blocks.abs().amax((1, 3)) / 127
         codes = (blocks / scale[:, None, :, None]).round().reshape(128, 128).to(torch.int8)
-        findings = told(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
+        findings = map_findings(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
 
         assert "one factor per block corrects it" in findings["scale_factor"].message
         assert "error" == findings["scale_factor"].severity
@@ -190,7 +190,7 @@ class TestScales:
     def test_column_factors_are_noticed(self, tmp_path):
         x = model()
         name = UP.format(0)
-        findings = told(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
+        findings = map_findings(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
 
         assert "one factor per column corrects it" in findings["scale_factor"].message
 
@@ -198,7 +198,7 @@ class TestScales:
         x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
-        findings = told(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
+        findings = map_findings(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
 
         assert ("info", list(x)) == (findings["scale_constant"].severity, findings["scale_constant"].evidence["layers"])
 
@@ -211,7 +211,7 @@ class TestScales:
         if not judged:  # scales of codebooks are not judged; this test imitates one
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
-        findings = told(compared(tmp_path, x, stored(x, clipped)))
+        findings = map_findings(compared(tmp_path, x, stored(x, clipped)))
 
         assert ("error", "warning")[not judged] == findings["scale_loss" if judged else "saturated"].severity
         assert judged == ("saturated" not in findings)
@@ -362,7 +362,7 @@ class TestOrder:
     def test_experts_in_other_places_are_named(self, tmp_path, places, code, words):
         name = "model.layers.0.mlp.experts.down_proj"
         x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first weight
-        findings = told(compared(tmp_path, x, {name: x[name][places]}))
+        findings = map_findings(compared(tmp_path, x, {name: x[name][places]}))
 
         assert {code} == findings.keys()
         assert places == findings[code].evidence["experts"]
@@ -371,7 +371,7 @@ class TestOrder:
     def test_experts_repeated_in_the_original_are_in_their_places(self, tmp_path):
         name = "model.layers.0.mlp.experts.down_proj"
         x = numbers(4, 64, 64)[[0, 0, 2, 3]]
-        findings = told(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
+        findings = map_findings(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
 
         assert not {"permuted", "swapped_weight"} & findings.keys()
 
@@ -380,7 +380,7 @@ class TestOrder:
     )
     def test_exchanged_gate_and_up_are_named(self, tmp_path, name):
         x = {name: numbers(*([3] if "experts" in name else []), 512, 640)}
-        findings = told(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
+        findings = map_findings(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
 
         assert {"permuted"} == findings.keys()
         assert "gate is stored where up belongs, and up for gate" in findings["permuted"].message
@@ -397,7 +397,7 @@ class TestOrder:
 
     def test_unrelated_tensor_is_far_off_and_no_repair_is_proposed(self, tmp_path):
         x = model()
-        findings = told(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
+        findings = map_findings(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
 
         assert {"implausible_error"} == findings.keys()
 
@@ -413,7 +413,9 @@ def test_values_too_large_to_square_do_not_pass(tmp_path, x, y):
 class TestZeroPoints:
     def test_errors_leaning_to_one_side_are_a_warning(self, tmp_path):
         x = model()
-        findings = told(compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row)))
+        findings = map_findings(
+            compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row))
+        )
 
         assert ("warning", UP.format(0)) == (findings["biased_error"].severity, findings["biased_error"].layer)
 
@@ -424,14 +426,16 @@ class TestZeroPoints:
         steps, scale = by_row(numbers(rows, 64))
         y = steps * scale
         x = y - 0.8 * scale * errors
-        findings = told(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
+        findings = map_findings(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
 
         assert codes == findings.keys() & {"biased_error"}
 
     def test_shift_per_row_is_proposed(self, tmp_path):
         x = model()
         shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
-        findings = told(compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row)))
+        findings = map_findings(
+            compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row))
+        )
 
         assert "one shift per row corrects it" in findings["zero_points"].message
 
@@ -468,13 +472,15 @@ class TestRows:
 
         assert report.layers[0].format == "int8_block"
         assert rows[0].snr_db < report.layers[0].snr_db - 8
-        assert "bad_rows" not in told(report)
+        assert "bad_rows" not in map_findings(report)
 
 
 def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # imitates a format without nearest codes
     x = model()
-    findings = told(compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()})))
+    findings = map_findings(
+        compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()}))
+    )
 
     assert ("warning", [31, 32]) == (findings["below_usual"].severity, findings["below_usual"].evidence["usual_snr_db"])
 
@@ -537,7 +543,7 @@ class TestVectors:
     def test_biases_for_quantized_weights_may_be_corrected_by_any_amount(self, tmp_path, change):
         x = vectors() | model()
         report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
-        finding = told(report)["bias_corrected"]
+        finding = map_findings(report)["bias_corrected"]
         weight = x["layers.0.mlp.up_proj.weight"].float()
         difference = change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()
         shift = float((difference.abs() / weight.norm(dim=1)).max())
@@ -563,7 +569,7 @@ class TestVectors:
     def test_other_small_bias_changes_are_a_warning(self, tmp_path, change, words):
         x = vectors() | model()
         x[BIAS] *= 0.01  # the weight's error affects the outputs more
-        finding = told(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
+        finding = map_findings(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
 
         assert ("warning", True) == (finding.severity, finding.evidence["share"] < 1)
         assert words in finding.message
@@ -573,7 +579,7 @@ class TestVectors:
         x = vectors() | model()
         changed = {BIAS: 3 * x[BIAS]} | ({NORM: 1.01 * x[NORM].float()} if norm_too else {})
         report = compared(tmp_path, x, x | stored(model()) | changed)
-        findings = told(report)
+        findings = map_findings(report)
 
         assert [BIAS] == findings["bias_corrected"].evidence["layers"]
         assert {BIAS, *([NORM] if norm_too else [])} == {layer.layer_name for layer in report.other_changes}
@@ -592,7 +598,7 @@ class TestVectors:
         noise = numbers(64, seed=9).float()
         noise *= by * (norm or 1) * (codes.float() * scale - weight).norm() / noise.norm()
         x[BIAS] = x[BIAS].float()
-        finding = told(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
+        finding = map_findings(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
 
         assert severity == finding.severity
         assert finding.evidence["share"] == pytest.approx(by, rel=1e-3)
@@ -607,8 +613,8 @@ class TestVectors:
         report = compared(tmp_path, x | {name: weight}, y)
 
         assert "bnb_int8" == report.layers[0].format
-        assert [BIAS] == told(report)["unquantized_changed"].evidence["layers"]
-        assert "bias_corrected" not in told(report)
+        assert [BIAS] == map_findings(report)["unquantized_changed"].evidence["layers"]
+        assert "bias_corrected" not in map_findings(report)
 
     @pytest.mark.parametrize("around_zero", [False, True])
     def test_norms_that_may_have_absorbed_scales_are_a_warning(self, tmp_path, around_zero):
@@ -616,7 +622,7 @@ class TestVectors:
         factors = torch.logspace(-1, 1, 128)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
         x[NORM] = (x[NORM].float() - 1).clamp(min=-0.8) if around_zero else x[NORM].float().abs()
         norm = (1 + x[NORM]) * factors - 1 if around_zero else x[NORM] * factors
-        findings = told(compared(tmp_path, x, x | {NORM: norm}))
+        findings = map_findings(compared(tmp_path, x, x | {NORM: norm}))
 
         assert {"implausible_error", "other_changes"} == findings.keys()
         assert ("warning", [NORM]) == (
@@ -626,13 +632,13 @@ class TestVectors:
 
     def test_fused_norm_with_only_ones_is_still_a_warning(self, tmp_path):
         x = vectors()
-        findings = told(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
+        findings = map_findings(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
 
         assert "warning" == findings["implausible_error"].severity
 
     def test_zeros_for_a_norm_with_only_ones_are_shown_with_both_readings(self, tmp_path):
         x = {NORM: torch.ones(64)}
-        findings = told(compared(tmp_path, x, {NORM: torch.zeros(64)}))
+        findings = map_findings(compared(tmp_path, x, {NORM: torch.zeros(64)}))
 
         assert "warning" == findings["norm_offset"].severity
         assert "stored minus one, or lost" in findings["norm_offset"].message
@@ -650,7 +656,7 @@ class TestVectors:
 
     def test_final_norm_may_be_off_by_one_as_all_other_norms_are(self, tmp_path):
         x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
-        findings = told(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
+        findings = map_findings(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
 
         assert ("warning", sorted(x)) == (
             findings["norm_offset"].severity,
@@ -682,7 +688,7 @@ class TestUninformativeNumbers:
     @pytest.mark.parametrize("factor", [2.0, -5.0])
     def test_vanishing_squares_are_an_error(self, tmp_path, factor):
         x = numbers(16, 32).double() * 1e-200
-        findings = told(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
+        findings = map_findings(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
 
         assert ("error", "a.weight") == (findings["implausible_error"].severity, findings["implausible_error"].layer)
         assert "their squares underflow" in findings["implausible_error"].message
@@ -705,7 +711,7 @@ class TestAllWeights:
         name = UP.format(3)
         noise = 0.1 * numbers(*SHAPE, seed=99).float()
         y[name], y[f"{name}_scale"] = by_row(x[name].float() + noise)
-        findings = told(compared(tmp_path, x, y))
+        findings = map_findings(compared(tmp_path, x, y))
 
         assert ("warning", name) == (findings["group_outlier"].severity, findings["group_outlier"].layer)
 
@@ -717,7 +723,7 @@ class TestAllWeights:
             columns = torch.randint(256, (len(rows),), generator=torch.Generator().manual_seed(100 + n))
             x[UP.format(n)][rows, columns] = 0.7
         report = compared(tmp_path, x, stored(x, by_row_of_few_bits))
-        finding = told(report)["group_outlier"]
+        finding = map_findings(report)["group_outlier"]
 
         assert ("info", [UP.format(n) for n in (1, 4, 7, 8)]) == (finding.severity, finding.evidence["layers"])
         assert "use a finer format" in finding.remedy
@@ -730,7 +736,7 @@ class TestAllWeights:
         report = compared(tmp_path, x, {name: w.half() for name, w in x.items()})
 
         assert 60 < min(layer.snr_db for layer in report.layers) < 100
-        assert "group_outlier" not in told(report)
+        assert "group_outlier" not in map_findings(report)
 
     def test_repaired_finding_is_not_reported_twice(self, tmp_path):
         findings, name = faulty(tmp_path, times(1.5), 8, by_row)
@@ -764,7 +770,7 @@ class TestAllWeights:
 
     def test_norms_that_differ_by_one_are_a_warning(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
-        findings = told(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
+        findings = map_findings(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
 
         assert ("warning", list(x)) == (findings["norm_offset"].severity, findings["norm_offset"].evidence["layers"])
 
@@ -778,22 +784,22 @@ class TestAllWeights:
         x = {"a.weight": numbers(32, 64).to(torch.float8_e4m3fn), "a.weight_scale": torch.tensor(1.0)}
         report = compared(tmp_path, x | {"a.comfy_quant": label}, x | {"a.comfy_quant": label.clone()})
 
-        assert "warning" == told(report)["identical"].severity
+        assert "warning" == map_findings(report)["identical"].severity
         assert "pass" != quanterr.judge(report, require=["snr_db >= 30"]).verdict
 
     def test_swapped_sides_are_a_warning(self, tmp_path):
         x = model(2)
         report = compared(tmp_path, stored(x), x)
 
-        assert ("warning", "pass") == (told(report)["swapped_sides"].severity, report.verdict)
-        assert "the original stores 2 weights quantized" in told(report)["swapped_sides"].message
+        assert ("warning", "pass") == (map_findings(report)["swapped_sides"].severity, report.verdict)
+        assert "the original stores 2 weights quantized" in map_findings(report)["swapped_sides"].message
 
     def test_dequantized_copy_is_no_sign_of_swapped_sides(self, tmp_path):
         store(tmp_path / "codes.safetensors", stored(model(2)))
         dequantize(tmp_path / "codes.safetensors", tmp_path / "copy.safetensors")
         report = quanterr.compare(tmp_path / "codes.safetensors", tmp_path / "copy.safetensors", device="cpu")
 
-        assert "info" == told(report)["swapped_sides"].severity
+        assert "info" == map_findings(report)["swapped_sides"].severity
         assert "its copy" not in report.view(0).conclusion
         assert "pass" == quanterr.judge(report, require=["snr_db >= 50"]).verdict
 
@@ -807,7 +813,7 @@ class TestAllWeights:
         y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
         codes = model() if coded else {}
         report = compared(tmp_path, x | codes, y | stored(codes))
-        finding = told(report).get("unquantized_changed")
+        finding = map_findings(report).get("unquantized_changed")
 
         assert severity == (finding and finding.severity)
         assert ("inconclusive" if severity == "error" else "pass") == report.verdict
@@ -818,7 +824,7 @@ class TestAllWeights:
     def test_changed_norms_alone_do_not_prove_another_checkpoint(self, tmp_path):
         x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}
         y = {name: weight + 0.01 * numbers(64, seed=9) for name, weight in x.items()}
-        findings = told(compared(tmp_path, x | model(), y | stored(model())))
+        findings = map_findings(compared(tmp_path, x | model(), y | stored(model())))
 
         assert "warning" == findings["unquantized_changed"].severity
 
@@ -826,20 +832,20 @@ class TestAllWeights:
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
         y = {name: weight.to(torch.float16) * 1.0001 for name, weight in x.items()}
 
-        assert "unquantized_changed" not in told(compared(tmp_path, x | model(), y | stored(model())))
+        assert "unquantized_changed" not in map_findings(compared(tmp_path, x | model(), y | stored(model())))
 
     def test_lossless_codes_are_a_warning(self, tmp_path):
         x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
-        findings = told(compared(tmp_path, x, y))
+        findings = map_findings(compared(tmp_path, x, y))
 
         assert "warning" == findings["lossless_codes"].severity
 
     def test_configuration_without_codes_is_a_warning(self, tmp_path):
         x = model()
         y = {name: weight * 1.001 for name, weight in x.items()}
-        findings = told(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
+        findings = map_findings(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
 
         assert "warning" == findings["config_without_codes"].severity
 

@@ -50,7 +50,7 @@ def of_golden(path, case, config):
     return path
 
 
-def told(checkpoint, code="undeclared_codes"):
+def select_findings(checkpoint, code="undeclared_codes"):
     return [finding for finding in quanterr.inspect(checkpoint).findings if finding.code == code]
 
 
@@ -79,7 +79,7 @@ class TestUndeclared:
         ],
     )
     def test_undeclared_codes_are_reported(self, tmp_path, case, does):
-        (finding,) = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
+        (finding,) = select_findings(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": None}))
 
         assert ("warning" if case.startswith("fp8_row/") else "error") == finding.severity
         assert "config.json declares no quantization, but " in finding.message
@@ -97,14 +97,14 @@ class TestUndeclared:
         ids=["no model", "diffusers", "declared", "declared for the text", "declared deeper"],
     )
     def test_declared_codes_and_other_configs_are_silent(self, tmp_path, config):
-        assert [] == told(of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", config))
+        assert [] == select_findings(of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", config))
 
     @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_model_description.json"])
     def test_another_file_may_declare_the_codes(self, tmp_path, name):
         path = of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", MODEL)
         (path / name).write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
 
-        assert [] == told(path)
+        assert [] == select_findings(path)
 
     def test_header_may_declare_the_codes(self, tmp_path):
         x = numbers(64, 64).float()
@@ -112,18 +112,18 @@ class TestUndeclared:
         path = folder(tmp_path / "y", {})
         save_file(tensors, path / "model.safetensors", {"quantization": "fp8"})
 
-        assert [] == told(path)
+        assert [] == select_findings(path)
 
     def test_files_with_other_names_belong_to_other_programs(self, tmp_path):
         path = of_golden(tmp_path / "y", "fp8_row/ct_fp8_channel.safetensors", MODEL)
         file = (path / "model.safetensors").rename(path / "denoiser_fp8.safetensors")
 
-        assert [] == told(file)
+        assert [] == select_findings(file)
 
     def test_numbers_and_casts_need_no_declaration(self, tmp_path):
         x = numbers(64, 64).float()
 
-        assert [] == told(folder(tmp_path / "y", {NAME: x, OTHER: x.to(torch.float8_e4m3fn)}))
+        assert [] == select_findings(folder(tmp_path / "y", {NAME: x, OTHER: x.to(torch.float8_e4m3fn)}))
 
 
 class TestLabels:
@@ -136,14 +136,14 @@ class TestLabels:
         return stored_tensors
 
     def test_layer_without_a_label_among_labelled_ones_is_an_error(self, tmp_path):
-        (finding,) = told(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
+        (finding,) = select_findings(store(tmp_path / "y.safetensors", self.tensors((0, 2))))
 
         assert ("error", ["blocks.1.attn.weight"]) == (finding.severity, finding.evidence["layers"])
         assert "1 weight has codes and scales, but no comfy_quant label as others have: blocks.1." in finding.message
 
     @pytest.mark.parametrize(("labels", "severities"), [((0, 1, 2), []), ((), ["info"])])
     def test_labels_must_cover_all_layers_or_none(self, tmp_path, labels, severities):
-        findings = told(store(tmp_path / "y.safetensors", self.tensors(labels)))
+        findings = select_findings(store(tmp_path / "y.safetensors", self.tensors(labels)))
 
         assert severities == [finding.severity for finding in findings]
 
@@ -155,7 +155,7 @@ class TestLabels:
         header = {"_quantization_metadata": json.dumps({"layers": {"blocks.1.attn": bare}})}
         tensors |= {} if in_header else {"blocks.1.attn.comfy_quant": text}
         save_file(tensors, tmp_path / "y.safetensors", header if in_header else {})
-        (finding,) = told(tmp_path / "y.safetensors")
+        (finding,) = select_findings(tmp_path / "y.safetensors")
 
         assert ("warning", ["blocks.1.attn"]) == (finding.severity, finding.evidence["layers"])
         assert '1 layer, whose label lacks "format": blocks.1.attn: ComfyUI refuses the file' in finding.message
@@ -172,7 +172,7 @@ class TestLabels:
         stored = {}
         for name in names:
             stored |= nvfp4(name, sound(named("NVFP4"), numbers(64, 64).float()))
-        findings = told(store(tmp_path / "y.safetensors", stored))
+        findings = select_findings(store(tmp_path / "y.safetensors", stored))
 
         assert severities == [finding.severity for finding in findings]
         assert all(
@@ -182,7 +182,7 @@ class TestLabels:
     def test_blocks_labelled_tensorwise_are_doubted(self, tmp_path):
         coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
         stored = labelled_int8("a.weight", coded, "int8_tensorwise")
-        (finding,) = told(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
+        (finding,) = select_findings(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
 
         assert "labelled int8_tensorwise, but its scale a.weight_scale (F32 [2, 2]) is one per block" in finding.message
 
@@ -208,7 +208,9 @@ class TestMethods:
     def test_unsuitable_method_is_reported(self, tmp_path, stored, method, severity):
         path = of_golden(tmp_path / "y", CASES[stored], MODEL | {"quantization_config": {"quant_method": method}})
         findings = [
-            finding for finding in told(path, "config_mismatch") if finding.evidence.get("key") == "quant_method"
+            finding
+            for finding in select_findings(path, "config_mismatch")
+            if finding.evidence.get("key") == "quant_method"
         ]
 
         assert [severity] * bool(severity) == [finding.severity for finding in findings]
@@ -226,14 +228,20 @@ class TestMethods:
     def test_mlx_needs_its_own_key(self, tmp_path, config, n):
         path = of_golden(tmp_path / "y", "mlx_affine/mlx_5_bits.safetensors", MODEL | config)
 
-        assert n == sum("mlx-lm looks for it" in finding.message for finding in told(path, "config_mismatch"))
-        assert not any("declares quant_method" in finding.message for finding in told(path, "config_mismatch"))
+        assert n == sum(
+            "mlx-lm looks for it" in finding.message for finding in select_findings(path, "config_mismatch")
+        )
+        assert not any(
+            "declares quant_method" in finding.message for finding in select_findings(path, "config_mismatch")
+        )
 
     @pytest.mark.parametrize(("four", "eight", "n"), [(True, False, 0), (True, True, 1), (False, False, 1)])
     def test_bitsandbytes_must_declare_the_stored_bits(self, tmp_path, four, eight, n):
         method = {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": eight}
         case = "bnb_nf4/bnb_nf4_double_quant.safetensors"
-        findings = told(of_golden(tmp_path / "y", case, MODEL | {"quantization_config": method}), "config_mismatch")
+        findings = select_findings(
+            of_golden(tmp_path / "y", case, MODEL | {"quantization_config": method}), "config_mismatch"
+        )
 
         assert n == sum(" stored as bnb_nf4: " in finding.message for finding in findings)
 
@@ -344,11 +352,11 @@ class TestRefused:
         stored = nvfp4(NAME, sound(named("NVFP4"), numbers(64, 256).float()))
         stored[f"{NAME}_scale"] = stored[f"{NAME}_scale"][:, ::2].contiguous()
         config = MODEL | {"quantization_config": named("NVFP4").config}
-        (finding,) = told(folder(tmp_path / "y", stored, config), "not_read")
+        (finding,) = select_findings(folder(tmp_path / "y", stored, config), "not_read")
         assert "has one number for each 32 columns, but NVFP4 has one for each 16" in finding.message
 
         wide = {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}
-        assert [] == told(folder(tmp_path / "z", stored, MODEL | {"quantization_config": wide}), "not_read")
+        assert [] == select_findings(folder(tmp_path / "z", stored, MODEL | {"quantization_config": wide}), "not_read")
 
     @pytest.mark.parametrize(
         "config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["declared", "recognized"]
@@ -356,7 +364,7 @@ class TestRefused:
     def test_bitsandbytes_codes_without_their_state_are_refused(self, tmp_path, config):
         stored = bnb(NAME, sound(named("NF4"), self.x()))
         bare = {OTHER: bnb(OTHER, sound(named("NF4"), self.x()))[OTHER]}
-        (finding,) = told(folder(tmp_path / "y", stored | bare, config), "not_read")
+        (finding,) = select_findings(folder(tmp_path / "y", stored | bare, config), "not_read")
 
         assert finding.layer == OTHER
         assert (
@@ -368,7 +376,7 @@ class TestRefused:
         return numbers(64, 128).float()
 
     def test_byte_column_elsewhere_is_not_a_bitsandbytes_code(self, tmp_path):
-        assert [] == told(folder(tmp_path / "y", {OTHER: torch.ones(8, 1, dtype=torch.uint8)}), "not_read")
+        assert [] == select_findings(folder(tmp_path / "y", {OTHER: torch.ones(8, 1, dtype=torch.uint8)}), "not_read")
 
 
 class TestHeads:
@@ -403,7 +411,7 @@ class TestHeads:
         assert not Heads(4, 2, 8, 8).fit(SHAPES)
 
     @pytest.mark.parametrize(
-        ("changed", "told"),
+        ("changed", "expected_message"),
         [
             ({}, None),
             ({"rope.dimension_count": 16}, None),
@@ -412,7 +420,7 @@ class TestHeads:
             ({"attention.value_length": 8}, "values of 8 elements, but the projections are of other sizes"),
         ],
     )
-    def test_gguf_heads_must_fit(self, tmp_path, changed, told):
+    def test_gguf_heads_must_fit(self, tmp_path, changed, expected_message):
         x = {f"blk.0.attn_{n}.weight": numbers(*SHAPES[n[0]]).float() for n in ("q", "k", "v", "output")}
         declared = {"embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2} | changed
         keys = [key(f"llama.{name}", UINT32, value) for name, value in declared.items()]
@@ -421,5 +429,5 @@ class TestHeads:
         report = quanterr.compare(store(tmp_path / "x.safetensors", x), path, device="cpu")
         messages = [finding.message for finding in report.findings if finding.code == "config_mismatch"]
 
-        assert (told is None) == (messages == [])
-        assert told is None or told in messages[0]
+        assert (expected_message is None) == (messages == [])
+        assert expected_message is None or expected_message in messages[0]

@@ -132,7 +132,7 @@ class TestVllm:
         assert "[rows, 1]" in reason
 
     @pytest.mark.parametrize(
-        ("fields", "said"),
+        ("fields", "expected_reason"),
         [
             ({"quant_method": "fp8"}, "activation_scheme"),
             ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "Unknown quantization method"),
@@ -150,25 +150,25 @@ class TestVllm:
             ),
         ],
     )
-    def test_configuration_is_refused(self, tmp_path, fields, said):
+    def test_configuration_is_refused(self, tmp_path, fields, expected_reason):
         inspection = quanterr.inspect(
             store(tmp_path / "m", make_fp8([UP]), config=declare(**fields)), runtimes=["vllm"]
         )
 
         assert "refuses" == inspection.loading[0].verdict
-        assert any(said in reason.message for reason in inspection.loading[0].reasons)
+        assert any(expected_reason in reason.message for reason in inspection.loading[0].reasons)
         assert inspection.loading[0].reasons[0].place
 
     @pytest.mark.parametrize(
-        ("devices", "said"),
+        ("devices", "expected_reason"),
         [(1, ""), (2, ""), (3, "cannot split 4 attention heads"), (4, "would cut groups of columns")],
     )
-    def test_devices_share_whole_groups_and_heads(self, tmp_path, devices, said):
+    def test_devices_share_whole_groups_and_heads(self, tmp_path, devices, expected_reason):
         CASES["compressed-tensors packed INT4"].make(tmp_path)  # groups of 32; o_proj has 64 columns
         [verdict] = quanterr.inspect(tmp_path, runtimes=["vllm"], devices=devices).loading
 
-        assert ("refuses" if said else "loads") == verdict.verdict
-        assert said in "".join(reason.message for reason in verdict.reasons)
+        assert ("refuses" if expected_reason else "loads") == verdict.verdict
+        assert expected_reason in "".join(reason.message for reason in verdict.reasons)
 
     @pytest.mark.parametrize(("devices", "verdict"), [(1, "loads"), (2, "loads"), (4, "refuses")])
     def test_devices_share_whole_blocks_of_rows(self, tmp_path, devices, verdict):
@@ -311,7 +311,7 @@ def test_layouts_of_awq_are_loaded_by_those_that_look_at_the_version(tmp_path, v
 
 class TestTensorrtLlm:
     @pytest.mark.parametrize(
-        ("name", "verdict", "said"),
+        ("name", "verdict", "expected_reason"),
         [
             ("plain", "loads", ""),
             ("FP8 in blocks", "refuses", "128 x 128"),
@@ -322,11 +322,11 @@ class TestTensorrtLlm:
             ("HQQ", "not known", "no quant_method hqq"),
         ],
     )
-    def test_schemes_of_floats_are_loaded(self, tmp_path, name, verdict, said):
+    def test_schemes_of_floats_are_loaded(self, tmp_path, name, verdict, expected_reason):
         CASES[name].make(tmp_path)
         actual, reason = judge(find_checkpoint(tmp_path), "tensorrt-llm")
 
-        assert (verdict, True) == (actual, said in reason)
+        assert (verdict, True) == (actual, expected_reason in reason)
 
     @pytest.mark.parametrize(("algorithm", "verdict"), [("FP8", "loads"), ("W4A8_AWQ", "not known")])
     def test_fp8_of_modelopt_is_loaded(self, tmp_path, algorithm, verdict):
@@ -340,7 +340,7 @@ class TestTensorrtLlm:
 
 class TestOllama:
     @pytest.mark.parametrize(
-        ("name", "verdict", "said"),
+        ("name", "verdict", "expected_reason"),
         [
             ("GGUF", "loads", ""),
             ("llama.cpp: unknown class", "refuses", "unknown model architecture"),
@@ -350,11 +350,11 @@ class TestOllama:
             ("no config.json", "refuses", "needs config.json"),
         ],
     )
-    def test_gguf_and_what_it_converts_are_loaded(self, tmp_path, name, verdict, said):
+    def test_gguf_and_what_it_converts_are_loaded(self, tmp_path, name, verdict, expected_reason):
         CASES[name].make(tmp_path)
         actual, reason = judge(find_checkpoint(tmp_path), "ollama")
 
-        assert (verdict, True) == (actual, said in reason)
+        assert (verdict, True) == (actual, expected_reason in reason)
 
     def test_architecture_that_is_newer_than_its_llama_cpp_is_not_known(self, tmp_path):
         keys = [key("general.architecture", TEXT, "minimax-m3")]

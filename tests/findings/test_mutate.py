@@ -45,7 +45,7 @@ def bench(tmp_path):
     return Bench(tmp_path)
 
 
-def told(outcomes):
+def list_bad(outcomes):
     """Return the outcomes that count against quanterr."""
     return [str(outcome) for outcome in outcomes if outcome.told in judging.BAD]
 
@@ -55,7 +55,7 @@ class TestFamilies:
     def test_bad_scales_are_noticed(self, bench, few, layout):
         pair = made(bench, named(layout), few)
         cases = [scales.case(pair, DAMAGE[name]) for name in ("all × 64", "tensor / 6", "tile zero")]
-        assert [] == told(pair.outcome("scales", case) for case in cases if case)
+        assert [] == list_bad(pair.outcome("scales", case) for case in cases if case)
         assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
 
     @pytest.mark.parametrize("layout", ["Q2_K", "Q6_K", "IQ4_XS", "Q8_0", "NF4 double", "FP8 tensor"])
@@ -108,7 +108,7 @@ class TestFamilies:
         outcomes = [outcome for mutation in MUTATIONS for outcome in golden.broken(sound, mutation)]
         outcomes += [outcome for damage in DAMAGES for outcome in golden.damaged(sound, damage)]
         assert len(outcomes) > 10
-        assert [] == told(outcomes)
+        assert [] == list_bad(outcomes)
 
     @pytest.mark.slow  # a file of each format
     @pytest.mark.parametrize("case", ONE_EACH, ids=golden.named)

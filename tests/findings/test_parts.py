@@ -20,7 +20,7 @@ def experts(lacking=(), part="pre_quant_scale", n=6):
     return tensors
 
 
-def told(findings, code):
+def select_findings(findings, code):
     return [finding for finding in findings if finding.code == code]
 
 
@@ -32,7 +32,7 @@ class TestMissingParts:
         report = quanterr.compare(store(tmp_path / "x.safetensors", x), y, device="cpu")
 
         for findings in (report.findings, quanterr.inspect(y).findings):
-            (finding,) = told(findings, "missing_part")
+            (finding,) = select_findings(findings, "missing_part")
             assert ("warning", names) == (finding.severity, finding.evidence["layers"])
             assert "2 weights of 6 lack pre_quant_scale, which the others of the same kind have" in finding.message
 
@@ -40,7 +40,7 @@ class TestMissingParts:
         y = store(tmp_path / "y.safetensors", experts((3,)))
         x = {"model.layers.0.mlp.experts.up_proj": torch.ones(6, 8, 32)}
         report = quanterr.compare(store(tmp_path / "x.safetensors", x), y, device="cpu")
-        (finding,) = told(report.findings, "missing_part")
+        (finding,) = select_findings(report.findings, "missing_part")
 
         assert ["model.layers.0.mlp.experts.3.up_proj.weight"] == finding.evidence["layers"]
 
@@ -48,14 +48,16 @@ class TestMissingParts:
     def test_parts_that_all_or_half_of_the_weights_lack_are_silent(self, tmp_path, lacking):
         y = store(tmp_path / "y.safetensors", experts(lacking))
 
-        assert [] == told(quanterr.inspect(y).findings, "missing_part")
+        assert [] == select_findings(quanterr.inspect(y).findings, "missing_part")
 
     def test_weights_of_another_kind_may_lack_the_part(self, tmp_path):
         tensors = experts()
         name = "model.layers.0.self_attn.o_proj.weight"
         tensors |= {name: torch.ones(8, 32, dtype=torch.int8), f"{name}_scale": torch.ones(8)}
 
-        assert [] == told(quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part")
+        assert [] == select_findings(
+            quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part"
+        )
 
     def test_absent_zero_points_of_few_layers_are_reported(self, tmp_path):
         tensors = {}
@@ -65,7 +67,9 @@ class TestMissingParts:
             tensors[f"{name}_shape"] = torch.tensor([8, 64])
             if n:
                 tensors[f"{name}_zero_point"] = torch.zeros(1, 2, dtype=torch.int32)
-        (finding,) = told(quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part")
+        (finding,) = select_findings(
+            quanterr.inspect(store(tmp_path / "y.safetensors", tensors)).findings, "missing_part"
+        )
 
         assert "1 weight of 4 lacks zero_point, which" in finding.message
 
@@ -85,7 +89,7 @@ class TestCasts:
         if cast != FP8:  # a file with scales must have one for each weight in FP8
             y["model.layers.0.mlp.up_proj.weight_scale"] = scale
         sides = store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y)
-        return told(quanterr.compare(*sides, device="cpu").findings, "cast_down")
+        return select_findings(quanterr.compare(*sides, device="cpu").findings, "cast_down")
 
     @pytest.mark.parametrize(("cast", "dtype"), [(torch.bfloat16, "BF16"), (torch.float16, "F16"), (FP8, "F8_E4M3")])
     def test_tensors_in_full_precision_that_were_cast_are_named(self, tmp_path, cast, dtype):
@@ -125,7 +129,7 @@ class TestVectorsInBytes:
         nvfp4 = {UP: torch.ones(64, 64, dtype=torch.uint8), f"{UP}_scale": torch.ones(64, 8).to(FP8)}
         y = {NORM: x[NORM].to(FP8), f"{UP}_scale_2": torch.tensor(0.1), **nvfp4}
         y[UP.replace("weight", "comfy_quant")] = label(format="nvfp4")
-        (finding,) = told(compared(tmp_path, x, y).findings, "cast_down")
+        (finding,) = select_findings(compared(tmp_path, x, y).findings, "cast_down")
 
         assert ("warning", [NORM]) == (finding.severity, finding.evidence["layers"])
         assert "is stored as F8_E4M3" in finding.message
@@ -133,7 +137,9 @@ class TestVectorsInBytes:
     def test_norms_may_be_cast_like_all_other_tensors(self, tmp_path):
         x = {NORM: 1 + numbers(128), UP: numbers(64, 128)}
 
-        assert [] == told(compared(tmp_path, x, {name: w.to(FP8) for name, w in x.items()}).findings, "cast_down")
+        assert [] == select_findings(
+            compared(tmp_path, x, {name: w.to(FP8) for name, w in x.items()}).findings, "cast_down"
+        )
 
 
 def test_changed_frequencies_are_not_called_folded(tmp_path):

@@ -11,7 +11,7 @@ UP = "model.layers.0.mlp.up_proj"
 TENSORS = {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}}
 
 
-def told(path):
+def list_findings(path):
     return [
         (finding.severity, finding.message)
         for finding in quanterr.inspect(path).findings
@@ -27,7 +27,7 @@ def by_channels(by, *shape):
 @pytest.mark.parametrize("by", [quantized_fp8, quantized_int8])
 class TestChannels:
     def test_flat_scales_are_refused_by_vllm(self, tmp_path, by):
-        ((severity, message),) = told(store(tmp_path / "m", by_channels(by, 64), config=TENSORS))
+        ((severity, message),) = list_findings(store(tmp_path / "m", by_channels(by, 64), config=TENSORS))
 
         assert "warning" == severity
         assert "vLLM" in message
@@ -35,12 +35,12 @@ class TestChannels:
 
     @pytest.mark.parametrize("shape", [(64, 1), (1,), ()])
     def test_other_scale_shapes_are_accepted_by_vllm(self, tmp_path, by, shape):
-        assert [] == told(store(tmp_path / "m", by_channels(by, *shape), config=TENSORS))
+        assert [] == list_findings(store(tmp_path / "m", by_channels(by, *shape), config=TENSORS))
 
     def test_other_methods_have_other_rules(self, tmp_path, by):
         config = {"quantization_config": {"quant_method": "fbgemm_fp8"}}
-        assert [] == told(store(tmp_path / "m", by_channels(by, 64), config=config))
-        assert [] == told(store(tmp_path / "m.safetensors", by_channels(by, 64)))
+        assert [] == list_findings(store(tmp_path / "m", by_channels(by, 64), config=config))
+        assert [] == list_findings(store(tmp_path / "m.safetensors", by_channels(by, 64)))
 
 
 class TestComfy:
@@ -50,7 +50,7 @@ class TestComfy:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_sixteen_bit_scales_are_a_warning_for_comfy_kitchen(self, tmp_path, dtype):
-        ((severity, message),) = told(store(tmp_path / "m.safetensors", self.tensors(dtype)))
+        ((severity, message),) = list_findings(store(tmp_path / "m.safetensors", self.tensors(dtype)))
 
         assert "warning" == severity
         assert "comfy-kitchen 0.2.0 expects scales of FP8 weights as F32" in message
@@ -60,13 +60,13 @@ class TestComfy:
         del without_label["a.comfy_quant"]
         int8 = self.tensors(torch.bfloat16, quantized_int8, "int8_tensorwise")
         for number, tensors in enumerate((self.tensors(torch.float32), without_label, int8)):
-            assert [] == told(store(tmp_path / f"{number}.safetensors", tensors))
+            assert [] == list_findings(store(tmp_path / f"{number}.safetensors", tensors))
 
 
 @pytest.mark.parametrize(("shape", "is_told"), [((64,), True), ((1, 64), False)])
 def test_z_image_pad_tokens_need_two_dimensions(tmp_path, shape, is_told):
     tensors = {"model.diffusion_model.x_pad_token": numbers(*shape), "cap_pad_token": numbers(*shape)}
-    findings = told(store(tmp_path / "m.safetensors", tensors))
+    findings = list_findings(store(tmp_path / "m.safetensors", tensors))
 
     assert is_told == bool(findings)
     assert not findings or "2 tensors: cap_pad_token (BF16 [64])" in findings[0][1]
@@ -75,7 +75,7 @@ def test_z_image_pad_tokens_need_two_dimensions(tmp_path, shape, is_told):
 def test_stacked_expert_codes_have_no_mapped_name(tmp_path):
     stem = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {f"{stem}_packed": torch.zeros(2, 8, 16, dtype=torch.int32), f"{stem}_scale": torch.ones(2, 8, 1)}
-    ((severity, message),) = told(store(tmp_path / "m", tensors, config=TENSORS))
+    ((severity, message),) = list_findings(store(tmp_path / "m", tensors, config=TENSORS))
 
     assert ("warning", True) == (severity, f"{stem}_packed" in message and "transformers" in message)
 

@@ -65,7 +65,7 @@ def report_of(folder, original, quantize):
     return compared(folder, x, y)
 
 
-def told(report):
+def map_findings(report):
     return {(finding.code, finding.severity): finding for finding in report.findings if finding.severity != "info"}
 
 
@@ -85,22 +85,22 @@ def told(report):
 def test_factor_of_all_scales_is_the_only_cause(tmp_path, original, quantize, factor, severity):
     report = report_of(tmp_path, original, lambda name, w: quantize(name, w, step=factor))
 
-    assert {("scale_factor", severity)} == told(report).keys()
-    (finding,) = told(report).values()
+    assert {("scale_factor", severity)} == map_findings(report).keys()
+    (finding,) = map_findings(report).values()
     assert f"3 weights are the original times {factor:g}:" in finding.message
     assert factor == pytest.approx(finding.evidence["factor"], rel=1e-3)
 
 
 @pytest.mark.parametrize("quantize", [as_ct_pack, as_int8, as_fp8])
 def test_right_scales_have_no_factor(tmp_path, original, quantize):
-    assert {} == told(report_of(tmp_path, original, quantize))
+    assert {} == map_findings(report_of(tmp_path, original, quantize))
 
 
 def test_factor_of_one_weight_is_not_another_source(tmp_path, original):
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, step=0.85 if name == NAMES[1] else 1.0))
 
-    assert {("scale_factor", "warning")} == told(report).keys()
-    (finding,) = told(report).values()
+    assert {("scale_factor", "warning")} == map_findings(report).keys()
+    (finding,) = map_findings(report).values()
     assert [f"{NAMES[1]}.weight"] == finding.evidence["layers"]
     assert "times 0.85" in finding.message
 
@@ -109,8 +109,8 @@ def test_factors_of_rows_are_not_another_source(tmp_path, original):
     sizes = np.exp(0.1 * np.random.default_rng(4).standard_normal((ROWS, 1)))
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, step=sizes))
 
-    assert {"scale_factor"} == {code for code, _ in told(report)}
-    (finding,) = told(report).values()
+    assert {"scale_factor"} == {code for code, _ in map_findings(report)}
+    (finding,) = map_findings(report).values()
     assert "one factor for each row corrects it" in finding.message
 
 
@@ -122,8 +122,8 @@ def shuffled(seed=5):
 def test_lost_order_of_columns_is_not_another_source(tmp_path, original):
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=shuffled()))
 
-    assert {"permuted"} == {code for code, _ in told(report)}
-    (finding,) = told(report).values()
+    assert {"permuted"} == {code for code, _ in map_findings(report)}
+    (finding,) = map_findings(report).values()
     assert "the order of columns (act-order, g_idx) was lost" in finding.message
     assert finding.evidence["snr_db_repaired"] > finding.evidence["snr_db"] + 1
 
@@ -132,7 +132,7 @@ def test_stored_order_of_columns_is_right(tmp_path, original):
     order = shuffled()
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=order, stored_order=order))
 
-    assert {} == told(report)
+    assert {} == map_findings(report)
 
 
 def test_groups_of_unequal_sizes_have_no_attainable_snr(tmp_path, original):
@@ -147,7 +147,7 @@ def test_groups_of_unequal_sizes_have_no_attainable_snr(tmp_path, original):
 
 def test_order_that_names_a_single_group_is_found_from_the_values(tmp_path, original):
     zeros = np.zeros(COLS)
-    findings = told(report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, stored_order=zeros)))
+    findings = map_findings(report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, stored_order=zeros)))
 
     assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == findings.keys()
     assert "names 1 of 8 blocks, which is how it will be loaded" in findings["wrong_convention", "error"].message
@@ -158,8 +158,8 @@ def test_exchanged_scales_of_groups_are_named(tmp_path, original):
     moved = (np.arange(COLS) // GROUP + 1) % (COLS // GROUP)
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=moved))
 
-    assert {"permuted"} == {code for code, _ in told(report)}
-    assert "groups of columns have each other's scales" in next(iter(told(report).values())).message
+    assert {"permuted"} == {code for code, _ in map_findings(report)}
+    assert "groups of columns have each other's scales" in next(iter(map_findings(report).values())).message
 
 
 @pytest.mark.parametrize(("factor", "doubt", "words"), [(250, 1e-3, ""), (255, 1e-3, "255"), (252, 0.02, "255")])
@@ -203,5 +203,5 @@ def test_rounded_scales_beside_outliers_are_the_only_cause(tmp_path, layout):
     path = pair.written(Case("rounded", {f"{NAMES[0]}.weight": broken}), None)
     report = quanterr.compare(pair.original, path, device="cpu")
 
-    assert {"config_mismatch"} >= {code for code, _ in told(pair.report)}
-    assert {"scale_factor"} == {code for code, _ in told(report)} - {"config_mismatch"}
+    assert {"config_mismatch"} >= {code for code, _ in map_findings(pair.report)}
+    assert {"scale_factor"} == {code for code, _ in map_findings(report)} - {"config_mismatch"}

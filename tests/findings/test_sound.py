@@ -78,7 +78,7 @@ def report_of(folder, w, stored, config=None, **options):
     return compared(folder, {NAME: torch.from_numpy(w).bfloat16()}, stored, config=config or {}, **options)
 
 
-def told(report, least="info"):
+def map_findings(report, least="info"):
     severities = ("info", "warning", "error")[("info", "warning", "error").index(least) :]
     return {finding.code: finding for finding in report.findings if finding.severity in severities}
 
@@ -102,14 +102,14 @@ class TestCompensatingErrors:
 
         assert snr_db(x @ w.T, x @ y.T) > snr_db(x @ w.T, x @ plain.T)
         assert report.layers[0].excess_db == pytest.approx(snr_db(w, plain) - snr_db(w, y), abs=0.5)
-        assert {} == told(report, "warning")
+        assert {} == map_findings(report, "warning")
 
     @pytest.mark.parametrize("bits", [3, 8])
     def test_compensating_errors_are_not_an_error_without_a_declared_method(self, tmp_path, bits):
         w, x = weights(64, 256, bits), inputs()
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, x, bits, 64, True, True), bits))
 
-        assert {} == told(report, "error")
+        assert {} == map_findings(report, "error")
 
     @pytest.mark.parametrize("share", [0.5, 0.9])
     def test_zeros_of_the_original_follow_no_grid(self, tmp_path, share):
@@ -118,13 +118,13 @@ class TestCompensatingErrors:
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ)
 
         assert report.layers[0].excess_db > 2
-        assert "another_source" not in told(report)
+        assert "another_source" not in map_findings(report)
 
     def test_uncompensated_block_is_reported(self, tmp_path):
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes[20, 64:128] = codes[20, 127:63:-1]
-        finding = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")["excess_error"]
+        finding = map_findings(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")["excess_error"]
 
         assert [[20, 64]] == finding.evidence["places"]
 
@@ -133,7 +133,7 @@ class TestCompensatingErrors:
         w, x = weights(64, 256), inputs()
         codes, *rest = by_gptq(w, x, 8, 64, True)
         codes = np.clip(codes + np.random.default_rng(1).integers(-3, 4, codes.shape), 0, 255)
-        finding = told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), config))["excess_error"]
+        finding = map_findings(report_of(tmp_path, w, as_gptq(codes, *rest, 8), config))["excess_error"]
 
         assert severity == finding.severity
         assert finding.evidence["excess_db"] > 8
@@ -149,7 +149,7 @@ class TestCompensatingErrors:
         imatrix.write_bytes(legacy({"blk.0.ffn_up.weight": np.where(even, importance, 1.0)}))
         report = report_of(tmp_path, w, stored, importance=imatrix)
 
-        assert is_error == ("excess_error" in told(report, "error"))
+        assert is_error == ("excess_error" in map_findings(report, "error"))
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -207,7 +207,7 @@ class TestPowersOfTwo:
 
         expected = {"constant_weight"} if w.min() == w.max() else set()
 
-        assert expected == told(report_of(tmp_path, w, as_mxfp4(w, rule))).keys()
+        assert expected == map_findings(report_of(tmp_path, w, as_mxfp4(w, rule))).keys()
 
     @pytest.mark.parametrize("size", [1e4, 0.7])
     def test_ocp_rule_clips_the_largest_values(self, tmp_path, size):
@@ -216,7 +216,7 @@ class TestPowersOfTwo:
         w[[20, 90], 17] = torch.tensor(2.0**13 * 1.9 if size > 1 else 0.95).bfloat16().item()
         report = report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 2))
 
-        assert {} == told(report, "warning")
+        assert {} == map_findings(report, "warning")
 
     @pytest.mark.parametrize("seed", range(4))
     def test_factor_of_a_few_huge_values_is_no_fault(self, tmp_path, seed):
@@ -225,11 +225,11 @@ class TestPowersOfTwo:
         w.reshape(-1)[random.choice(w.size, 8, replace=False)] = 256 * random.uniform(0.8, 1, 8)
         report = report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 2))
 
-        assert {} == told(report, "warning")
+        assert {} == map_findings(report, "warning")
 
     def test_power_of_two_scales_at_half_size_are_reported(self, tmp_path):
         w = weights(64, 256)
-        findings = told(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
+        findings = map_findings(report_of(tmp_path, w, as_mxfp4(w, lambda x: np.floor(np.log2(x)) - 4)))
 
         assert "larger values are clipped" in findings["scale_loss"].message
 
@@ -240,13 +240,13 @@ class TestZeros:
         w[10:14] = 0
         stored = as_int8(w, np.abs(w).max(1, keepdims=True) / 127)
 
-        assert {} == told(report_of(tmp_path, w, stored))
+        assert {} == map_findings(report_of(tmp_path, w, stored))
 
     def test_zero_scales_that_lose_values_are_reported(self, tmp_path):
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         w[10:13], scales[10:14] = 0, 0
-        findings = told(report_of(tmp_path, w, as_int8(w, scales)))
+        findings = map_findings(report_of(tmp_path, w, as_int8(w, scales)))
 
         assert 4 == findings["scale_zero"].evidence["scales"]
 
@@ -280,7 +280,7 @@ class TestUnderflow:
 
     def test_weights_too_small_for_float16_scales_are_named(self, tmp_path):
         w = 1e-5 * weights(64, 256)
-        findings = told(report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ), "warning")
+        findings = map_findings(report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ), "warning")
 
         assert {"underflow"} == findings.keys()
         assert "float16" in findings["underflow"].message
@@ -291,7 +291,7 @@ class TestUnderflow:
         stored = as_nvfp4(w)
         stored[f"{NAME}_scale"][5] = 0
         stored[NAME][5] = 0
-        findings = told(report_of(tmp_path, w, stored), "warning")
+        findings = map_findings(report_of(tmp_path, w, stored), "warning")
 
         assert "scales are zero: all values are lost" in findings["scale_loss"].message
 
@@ -313,7 +313,7 @@ def test_rows_of_one_value_are_exact_with_scales_of_rows(tmp_path):
     w = np.linspace(0.01, 0.03, 4096)[:, None]
     report = compared(tmp_path, {NAME: torch.from_numpy(w).float()}, as_int8(w, np.abs(w) / 127))
 
-    assert {} == told(report, "warning")
+    assert {} == map_findings(report, "warning")
 
 
 class TestRandomRounding:
@@ -327,10 +327,10 @@ class TestRandomRounding:
         scales = scales.max().reshape(1) if shared else scales
         config = {"quantization_config": {"rounding": "stochastic"}} if is_declared else None
         report = report_of(tmp_path, w, as_int8(w, scales, np.random.default_rng(7).random(w.shape)), config)
-        finding = told(report)["excess_error"]
+        finding = map_findings(report)["excess_error"]
 
         assert ("info" if is_declared else "warning") == finding.severity
-        assert {"excess_error"} >= told(report, "warning").keys()
+        assert {"excess_error"} >= map_findings(report, "warning").keys()
         assert "rounded at random" in finding.message
         assert report.layers[0].excess_db > 2.5
 
@@ -338,7 +338,7 @@ class TestRandomRounding:
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         other = w + 0.55 * scales * np.random.default_rng(8).standard_normal(w.shape)
-        finding = told(report_of(tmp_path, w, as_int8(other, scales)), "warning")["excess_error"]
+        finding = map_findings(report_of(tmp_path, w, as_int8(other, scales)), "warning")["excess_error"]
 
         assert 3 < finding.evidence["excess_db"] < 8
         assert "another revision or training step" in finding.remedy
@@ -347,7 +347,7 @@ class TestRandomRounding:
         w = weights(64, 256)
         scales = np.abs(w).max(1, keepdims=True) / 127
         other = w + 0.25 * scales * np.random.default_rng(8).standard_normal(w.shape)
-        finding = told(report_of(tmp_path, w, as_int8(other, scales), AUTO_ROUND), "warning")["excess_error"]
+        finding = map_findings(report_of(tmp_path, w, as_int8(other, scales), AUTO_ROUND), "warning")["excess_error"]
 
         assert 1.5 < finding.evidence["excess_db"] < 3
 
@@ -355,7 +355,7 @@ class TestRandomRounding:
         w = weights(64, 256)
         report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, 0.0))
 
-        assert {"excess_error"} == set(told(report, "warning"))
+        assert {"excess_error"} == set(map_findings(report, "warning"))
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
@@ -369,7 +369,7 @@ def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
         tmp_path, x, packing.as_ct_pack(NAME, up / s[:, None], 3) | packing.as_ct_pack(other, down * s, 3)
     )
 
-    assert {} == told(report, "warning")
+    assert {} == map_findings(report, "warning")
 
 
 @pytest.mark.parametrize(("share", "rows"), [(0.3, slice(3, 4)), (0.15, slice(None))])
@@ -385,7 +385,7 @@ def test_fold_factors_do_not_excuse_noise(tmp_path, share, rows):
         tmp_path, x, packing.as_ct_pack(NAME, wrong / s[:, None], 4) | packing.as_ct_pack(other, down * s, 4)
     )
 
-    assert not {"excess_rows", "excess_error"}.isdisjoint(told(report, "warning"))
+    assert not {"excess_rows", "excess_error"}.isdisjoint(map_findings(report, "warning"))
 
 
 class TestLearnedCodes:
@@ -401,15 +401,15 @@ class TestLearnedCodes:
         stored = as_gptq(codes, np.full_like(codes, 8), scales, np.arange(256) // 32, 4)
         report = report_of(tmp_path, w, stored, AUTO_ROUND if is_declared else None)
 
-        assert told(report)["scale_loss"].severity == ("info" if is_declared else "warning")
-        assert {"scale_loss"} >= told(report, "warning").keys()
+        assert map_findings(report)["scale_loss"].severity == ("info" if is_declared else "warning")
+        assert {"scale_loss"} >= map_findings(report, "warning").keys()
 
     def test_codes_that_ignore_the_value_are_not_excused_as_learned(self, tmp_path):
         w = weights(64, 256)
         either = np.random.default_rng(7).integers(0, 2, w.shape)
         report = report_of(tmp_path, w, as_int8(w, np.abs(w).max(1, keepdims=True) / 127, either), AUTO_ROUND)
 
-        assert "excess_error" in told(report, "warning")
+        assert "excess_error" in map_findings(report, "warning")
 
 
 class TestNearestCodes:
@@ -421,7 +421,7 @@ class TestNearestCodes:
         w = weights(64, 256, seed)
         w[:, 40 * seed] *= 20
 
-        assert {} == told(report_of(tmp_path, w, packing.as_ct_pack(NAME, w, 2, group)), "warning")
+        assert {} == map_findings(report_of(tmp_path, w, packing.as_ct_pack(NAME, w, 2, group)), "warning")
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
     def test_compensated_outlier_column_is_not_an_error(self, tmp_path, bits):
@@ -429,7 +429,7 @@ class TestNearestCodes:
         w[:, 17] *= 30
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), bits, 256, True), bits))
 
-        assert {} == told(report, "error")
+        assert {} == map_findings(report, "error")
 
 
 class TestMassiveValue:
@@ -441,13 +441,13 @@ class TestMassiveValue:
         w[21, 17] = size
         report = report_of(tmp_path, w, as_gptq(*by_gptq(w, inputs(), 4, 64, True), 4), GPTQ)
 
-        assert {} == told(report, "warning")
+        assert {} == map_findings(report, "warning")
 
     def test_column_with_a_massive_value_needs_no_factor(self, tmp_path):
         w = weights(64, 256)
         w[21, 17] = torch.tensor(1e4).bfloat16().item()
 
-        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
+        assert {} == map_findings(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
 
     def test_damaged_rows_beside_a_massive_value_are_reported(self, tmp_path):
         w = weights(64, 256)
@@ -455,7 +455,7 @@ class TestMassiveValue:
         codes, *rest = by_gptq(w, inputs(), 8, 64, True)
         codes[40] = codes[41]
 
-        assert told(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")
+        assert map_findings(report_of(tmp_path, w, as_gptq(codes, *rest, 8), GPTQ), "warning")
 
 
 def as_mlx(w, bits):
@@ -477,13 +477,13 @@ class TestRoundedAfterwards:
     def test_scales_rounded_afterwards_are_accepted(self, tmp_path):
         w = weights(64, 256)
 
-        assert {} == told(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
+        assert {} == map_findings(report_of(tmp_path, w, as_mlx(w, 8), MLX), "warning")
 
     def test_rows_from_neighbours_are_reported(self, tmp_path):
         w = weights(1024, 256, sizes=0.1)
         stored = as_mlx(w, 8)
         for key in stored:
             stored[key][100:104] = stored[key][101:105].clone()
-        findings = told(report_of(tmp_path, w, stored, MLX), "warning")
+        findings = map_findings(report_of(tmp_path, w, stored, MLX), "warning")
 
         assert "excess_rows" in findings

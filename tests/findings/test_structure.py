@@ -58,7 +58,7 @@ def mismatches(report):
     return [finding.message for finding in report.findings if finding.code == "config_mismatch"]
 
 
-def told(report):
+def map_findings(report):
     return {finding.code: finding for finding in report.findings}
 
 
@@ -317,7 +317,7 @@ class TestUnread:
         x = store(tmp_path / "x", model(), config={})
         y = store(x / "consolidated.safetensors", {name: weight.half() for name, weight in model().items()})
 
-        assert "unread_weights" not in told(quanterr.compare(x, y, device="cpu"))
+        assert "unread_weights" not in map_findings(quanterr.compare(x, y, device="cpu"))
 
     def test_inspect_reports_unread_weights_too(self, tmp_path):
         x = store(tmp_path / "x", model(), config={})
@@ -337,13 +337,13 @@ class TestActivations:
     @pytest.mark.parametrize("scale", [1e29, 1e-38])
     def test_impossible_activation_scale_is_a_warning(self, tmp_path, scale):
         name = "model.layers.0.mlp.up_proj.input_scale"
-        finding = told(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
+        finding = map_findings(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
 
         assert ("warning", [name]) == (finding.severity, finding.evidence["tensors"])
 
     def test_input_scale_with_an_unsuitable_length_is_a_warning(self, tmp_path):
         name = "model.layers.0.mlp.up_proj.input_scale"
-        finding = told(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
+        finding = map_findings(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
 
         assert f"{name} (7)" in finding.message
 
@@ -355,7 +355,7 @@ class TestActivations:
         tensors.append(Stored("rope_freqs.weight", "F32", (2,), freqs.numpy().tobytes()))
         path = write_gguf(tmp_path / "y.gguf", tensors, architecture("llama"))
         save_file(x, tmp_path / "x.safetensors")
-        finding = told(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
+        finding = map_findings(quanterr.compare(tmp_path / "x.safetensors", path, device="cpu"))["bad_table"]
 
         assert ("error", ["rope_freqs.weight"]) == (finding.severity, finding.evidence["tensors"])
 

@@ -29,7 +29,7 @@ def part(case, name):
     return load_file(case / "model.safetensors")[name]
 
 
-def told(path, code):
+def select_findings(path, code):
     return [(finding.severity, finding.message) for finding in quanterr.inspect(path).findings if finding.code == code]
 
 
@@ -63,7 +63,7 @@ class TestTypes:
     )
     def test_contradicted_types_are_errors(self, tmp_path, case, name, declared, says):
         path = changed(tmp_path, GOLDEN / case / "modelslim", {f"{name}.weight": declared})
-        ((severity, message),) = told(path, "config_mismatch")
+        ((severity, message),) = select_findings(path, "config_mismatch")
 
         assert "error" == severity
         assert message.startswith(f"{DESCRIPTION} {says}")
@@ -74,17 +74,17 @@ class TestTypes:
         tensors = {name: part(ALL, name).float()}
         path = changed(tmp_path, ALL, tensors=tensors, drop=("w8a16.weight_scale", "w8a16.weight_offset"))
 
-        ((severity, message),) = told(path, "config_mismatch")
+        ((severity, message),) = select_findings(path, "config_mismatch")
         assert ("error", True) == (severity, "declares W8A16, but they are stored as dense" in message)
 
     @pytest.mark.parametrize("declared", ["W4A16", "W4A4_FLATQUANT_DYNAMIC", "NF4", "W8A8SC"])
     def test_unsupported_types_are_refused(self, tmp_path, declared):
-        ((severity, message),) = told(changed(tmp_path, ALL, {"w8a16.weight": declared}), "not_read")
+        ((severity, message),) = select_findings(changed(tmp_path, ALL, {"w8a16.weight": declared}), "not_read")
 
         assert ("error", True) == (severity, f"declares {declared}, which is not supported" in message)
 
     def test_types_with_fewer_bits_than_the_codes_are_refused(self, tmp_path):
-        ((_, message),) = told(changed(tmp_path, ALL, {"w8a16.weight": "W4A4_DYNAMIC"}), "not_read")
+        ((_, message),) = select_findings(changed(tmp_path, ALL, {"w8a16.weight": "W4A4_DYNAMIC"}), "not_read")
 
         assert "declared W4A4_DYNAMIC, but w8a16.weight (I8 [8, 64]) has codes from -" in message
 
@@ -92,7 +92,7 @@ class TestTypes:
         path = changed(tmp_path, ALL)
         (path / DESCRIPTION).unlink()
 
-        assert ["error"] == [severity for severity, _ in told(path, "undeclared_codes")]
+        assert ["error"] == [severity for severity, _ in select_findings(path, "undeclared_codes")]
 
     def test_config_json_describes_the_original(self, tmp_path):
         path = changed(tmp_path, ALL)
@@ -100,7 +100,7 @@ class TestTypes:
             json.dumps({"model_type": "x", "quantization_config": {"quant_method": "fp8"}})
         )
 
-        assert [] == told(path, "config_mismatch") + told(path, "undeclared_codes")
+        assert [] == select_findings(path, "config_mismatch") + select_findings(path, "undeclared_codes")
 
     def test_types_determine_input_rounding(self):
         activations = {weight.name: weight.activations for weight in quanterr.inspect(ALL).weights}
@@ -116,7 +116,7 @@ class TestScales:
     )
     def test_deq_scale_must_equal_weight_scale_times_input_scale(self, tmp_path, factor, refused):
         scale = part(ALL, f"{MIX}.weight_scale")
-        findings = told(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
+        findings = select_findings(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
 
         assert refused == bool(findings)
         assert all(
@@ -138,7 +138,7 @@ class TestScales:
     )
     def test_misfitting_scales_are_refused(self, tmp_path, tensors, says):
         path = changed(tmp_path, ALL, tensors={f"{MIX}.{name}": tensor for name, tensor in tensors.items()})
-        ((_, message),) = told(path, "not_read")
+        ((_, message),) = select_findings(path, "not_read")
 
         assert says in message
 
@@ -158,12 +158,14 @@ class TestScales:
         tensors = {f"down_proj.weight_{name}": tensor}
         if name == "scale":
             tensors["down_proj.weight_offset"] = torch.zeros(8, 4)
-        ((_, message),) = told(changed(tmp_path, GOLDEN / "modelslim_int4" / "stages", tensors=tensors), "not_read")
+        ((_, message),) = select_findings(
+            changed(tmp_path, GOLDEN / "modelslim_int4" / "stages", tensors=tensors), "not_read"
+        )
 
         assert says in message
 
     def test_offsets_ignored_by_runtimes_are_doubted(self):
-        ((severity, message),) = told(ALL, "ambiguous_layout")
+        ((severity, message),) = select_findings(ALL, "ambiguous_layout")
 
         assert "warning" == severity
         assert "its weight_offset is not 0, but vllm-ascend and SGLang ignore it for W4A4" in message

@@ -128,7 +128,7 @@ class TestMLX:
         assert ("pass", list(x)) == (report.verdict, [layer.layer_name for layer in report.lossless])
 
     @pytest.mark.parametrize(
-        ("said", "found"),
+        ("declared", "found"),
         [
             ({"bits": 4, "group_size": 64}, (4, 64)),
             ({"bits": 4, "group_size": 64, "a": {"bits": 8, "group_size": 32}}, (8, 32)),
@@ -137,8 +137,8 @@ class TestMLX:
             ({"bits": 8, "group_size": 64, "a": {"bits": None, "group_size": None, "mode": "affine"}}, (4, 64)),
         ],
     )
-    def test_mlx_config_json_decides_without_an_original(self, tmp_path, said, found):
-        stored = inspect(store(tmp_path / "quantized", mlx(4, 64), config=mlx_config(**said))).weights[0]
+    def test_mlx_config_json_decides_without_an_original(self, tmp_path, declared, found):
+        stored = inspect(store(tmp_path / "quantized", mlx(4, 64), config=mlx_config(**declared))).weights[0]
 
         assert found == (stored.code_bits, stored.block_size[1])
 
@@ -752,7 +752,7 @@ SIDECAR = "model.safetensors.index.json.meta.json"
 
 
 @pytest.mark.parametrize(
-    ("tensors", "said", "says"),
+    ("tensors", "declared", "says"),
     [
         ({}, None, f"{SIDECAR} does not describe uint4: its method is unknown"),
         ({}, {"packing": "5bit_32"}, "its packing 5bit_32 is not one of 8bit_u8"),
@@ -765,13 +765,13 @@ SIDECAR = "model.safetensors.index.json.meta.json"
         ({"zero": torch.ones(32, 1)}, {}, "should be one zero for each of 32 groups"),
     ],
 )
-def test_misfitting_sinq_parts_are_refused(tmp_path, tensors, said, says):
+def test_misfitting_sinq_parts_are_refused(tmp_path, tensors, declared, says):
     case = GOLDEN / "sinq" / "layers"
     stored = load_file(case / "model.safetensors") | {f"uint4.meta.{name}": part for name, part in tensors.items()}
     path = store(tmp_path / "y", stored, config={"quantization_config": {"quant_method": "sinq"}})
     settings = json.loads((case / SIDECAR).read_text())
-    settings["uint4"]["meta"] |= said or {}
-    (path / SIDECAR).write_text(json.dumps(settings if said is not None else settings | {"uint4": {}}))
+    settings["uint4"]["meta"] |= declared or {}
+    (path / SIDECAR).write_text(json.dumps(settings if declared is not None else settings | {"uint4": {}}))
     reasons = {weight.name: weight.reason for weight in inspect(path).weights}
 
     assert says in reasons["uint4.weight"]

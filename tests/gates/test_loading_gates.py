@@ -23,7 +23,7 @@ def pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rule", "verdict", "said"),
+    ("rule", "verdict", "expected_message"),
     [
         ("loads(vllm)", "pass", "gate loads(vllm) holds"),
         ("loads(vLLM)", "pass", "gate loads(vLLM) holds"),
@@ -31,11 +31,11 @@ def pair(tmp_path):
         ("loads(mlx)", "fail", "not known"),
     ],
 )
-def test_gate_holds_if_the_program_surely_loads_the_file(pair, rule, verdict, said):
+def test_gate_holds_if_the_program_surely_loads_the_file(pair, rule, verdict, expected_message):
     report = quanterr.compare(*pair, require=[rule], device="cpu")
 
     assert verdict == report.verdict
-    assert said in report.gates[0].message
+    assert expected_message in report.gates[0].message
 
 
 def test_gate_is_judged_again_from_what_is_stored(pair, tmp_path):

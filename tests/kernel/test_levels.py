@@ -132,7 +132,7 @@ class TestEveryGoldenCaseWithNearestCodes:
             assert ((nearest.values - x).abs()[fine] <= (y - x).abs()[fine] + room).all()
 
 
-# The codes of one format become byte integers before they are scaled again, so they are off the line.
+# asym_w4a8_int8 rounds its codes to byte integers before it scales them again, so they are not on one line.
 ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int8"]
 
 

@@ -302,7 +302,7 @@ def zero_points_off_by_one(stored: Stored, weight: Weight) -> bool:
     if role is None:
         return False
     zero = roles[role]
-    if zero.dtype == "I32":  # packed
+    if zero.dtype == "I32":  # several zero points in a word
         step = sum(1 << weight.bits * n for n in range(32 // weight.bits))
         zero.data.view("<u4")[...] += np.uint32(step & 0xFFFFFFFF)
     elif zero.dtype == "I8":
@@ -324,7 +324,7 @@ def zero_points_of_other_sign(stored: Stored, weight: Weight) -> bool:
     zero_points = [zero for zero in zero_points if zero.dtype in ("I32", "I8") and weight.bits in (2, 4, 8)]
     for zero in zero_points:
         tops = sum(1 << weight.bits * n + weight.bits - 1 for n in range(32 // weight.bits))
-        if zero.dtype == "I32":  # packed
+        if zero.dtype == "I32":  # several zero points in a word
             zero.data.view("<u4")[...] ^= np.uint32(tops)
         else:
             zero.values()[...] ^= np.int8(-128 if weight.bits == 8 else 1 << weight.bits - 1)

@@ -110,7 +110,7 @@ def case_name(declared: str, file: str) -> str:
 
 
 class Codes(NamedTuple):
-    """Codes from 0 to 15, (rows, cols), scales and zero points, (rows, groups), or what Q4_K has instead."""
+    """Codes from 0 to 15, (rows, cols), scales and zero points, (rows, groups), or the parts of Q4_K's blocks."""
 
     codes: Tensor
     scale: Tensor

@@ -93,7 +93,7 @@ class TestReading:
         assert read_statement(written).predicate.tensors == pair[2].origin
 
     @pytest.mark.parametrize(
-        ("old", "new", "said"),
+        ("old", "new", "expected_message"),
         [
             ('"exact"', '"nearest"', "was edited"),
             ('"verdict": "shown"', '"verdict": "not shown"', "was edited"),
@@ -102,12 +102,12 @@ class TestReading:
             ("in-toto.io/Statement/v1", "in-toto.io/Statement/v2", "no in-toto statement"),
         ],
     )
-    def test_changed_statement_is_refused(self, old, new, said, written):
+    def test_changed_statement_is_refused(self, old, new, expected_message, written):
         text = written.read_text()
         assert old in text
         written.write_text(text.replace(old, new, 1))
 
-        with pytest.raises(ReportError, match=said):
+        with pytest.raises(ReportError, match=expected_message):
             read_statement(written)
 
 

@@ -149,7 +149,7 @@ class TestOutputs:
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "expected_message"),
         [
             ((), "nothing to write"),
             (("--to", "pdf"), "'pdf' is not one of 'json', 'jsonl', 'csv', 'html', 'md', 'junit', 'svg', 'png'"),
@@ -157,11 +157,11 @@ class TestErrors:
             (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
         ],
     )
-    def test_wrong_usage_exits_with_2(self, stored, words, told):
+    def test_wrong_usage_exits_with_2(self, stored, words, expected_message):
         done = call("render", stored, *words)
 
         assert Status.USAGE == done.returncode
-        assert told in done.stderr
+        assert expected_message in done.stderr
 
     def test_report_itself_is_never_replaced(self, stored):
         before = stored.read_text()
@@ -187,7 +187,7 @@ class TestErrors:
         assert text == document.read_text()
 
     @pytest.mark.parametrize(
-        ("spoil", "told"),
+        ("spoil", "expected_message"),
         [
             (lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text), "report schema 2.0"),
             (lambda text: text[: len(text) // 2], "truncated"),
@@ -199,13 +199,13 @@ class TestErrors:
             (lambda text: "", "empty file"),
         ],
     )
-    def test_damaged_report_exits_with_3_and_writes_no_output(self, stored, tmp_path, spoil, told):
+    def test_damaged_report_exits_with_3_and_writes_no_output(self, stored, tmp_path, spoil, expected_message):
         path = tmp_path / "spoilt.json"
         path.write_text(spoil(stored.read_text()))
         done = call("render", path, "-o", tmp_path / "report.html")
 
         assert Status.UNREADABLE == done.returncode
-        assert told in done.stderr
+        assert expected_message in done.stderr
         assert not (tmp_path / "report.html").exists()
 
     def test_missing_report_exits_with_3(self, tmp_path):

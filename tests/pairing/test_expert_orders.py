@@ -35,14 +35,14 @@ def as_int8(weights):
     return stored
 
 
-def told(report):
+def list_codes(report):
     return {(finding.severity, finding.code) for finding in report.findings}
 
 
 def test_experts_in_the_order_of_their_router_are_compared_with_their_own(tmp_path, original):
     report = compared(tmp_path, original, as_int8(moved(original)))
 
-    assert {("info", "permuted")} == told(report)
+    assert {("info", "permuted")} == list_codes(report)
     assert 12 == len(report.layers)
     assert all(layer.snr_db > 35 for layer in report.layers)
     assert [ROUTER] == report.findings[0].evidence["layers"]
@@ -62,8 +62,8 @@ def test_experts_in_the_order_of_their_router_are_compared_with_their_own(tmp_pa
 def test_experts_in_an_order_that_the_router_does_not_have_are_an_error(tmp_path, original, wrong):
     report = compared(tmp_path, original, as_int8(moved(original, **wrong)))
 
-    assert "error" in {severity for severity, _ in told(report)}
-    assert ("info", "permuted") not in told(report)
+    assert "error" in {severity for severity, _ in list_codes(report)}
+    assert ("info", "permuted") not in list_codes(report)
 
 
 def stacked(weights):
@@ -76,5 +76,5 @@ def stacked(weights):
 def test_stacked_experts_in_the_order_of_their_router_are_in_order_again(tmp_path, original):
     report = compared(tmp_path, stacked(original), stacked(moved(original)))
 
-    assert {("info", "permuted"), ("warning", "identical")} >= told(report) > set()
-    assert ("info", "permuted") in told(report)
+    assert {("info", "permuted"), ("warning", "identical")} >= list_codes(report) > set()
+    assert ("info", "permuted") in list_codes(report)

@@ -33,7 +33,7 @@ from quanterr.findings import make_finding
 from quanterr.gates import judge
 from quanterr.ranking.making import make_ranking
 
-# Names of functions that return a sample of each kind of document but reports, and with _diff of its diff.
+# Kinds of documents but reports: the function of that name returns a sample, and NAME_diff a sample of its diff.
 KINDS_WITH_SAMPLES = [kind.name.lower() for kind in KINDS.values() if kind.name != "Report"]
 
 TOOL = Tool(name="quanterr", version="1.0")

@@ -1,4 +1,4 @@
-"""Checkpoints for tests: complete ones, ones written byte by byte, a quantized pair; and how to give up rights."""
+"""Checkpoints for tests: complete ones, ones written byte by byte, a quantized pair; and a way to give up root."""
 
 import json
 import os

@@ -40,7 +40,7 @@ def of_all_magnitudes(dtype=torch.float32):
     return x.clamp(-LARGEST_F16, LARGEST_F16).to(dtype).view(64, 128)
 
 
-def told(x, y, computed=False):
+def judge_cast(x, y, computed=False):
     """Return the verdict on two stored tensors, taken in by rows."""
     test = CastTest(NAMES[x.dtype], NAMES[y.dtype], computed)
     wide = [t.double() if torch.float64 in (x.dtype, y.dtype) else t.float() for t in (x, y)]
@@ -59,66 +59,66 @@ class TestCasts:
     def test_torch_casts_count_as_the_same(self, original, quantized):
         x = of_all_magnitudes(DTYPES[original])
 
-        assert Copy.SAME == told(x, x.to(DTYPES[quantized]))
+        assert Copy.SAME == judge_cast(x, x.to(DTYPES[quantized]))
 
     @pytest.mark.parametrize(("original", "quantized"), PAIRS)
     @pytest.mark.parametrize("through", [torch.bfloat16, torch.float16], ids=str)
     def test_casts_through_another_dtype_count_as_the_same(self, original, through, quantized):
         x = of_all_magnitudes(DTYPES[original])
 
-        assert Copy.SAME == told(x, x.to(through).to(DTYPES[quantized]))
+        assert Copy.SAME == judge_cast(x, x.to(through).to(DTYPES[quantized]))
 
     @pytest.mark.parametrize("quantized", [np.float16, ml_dtypes.bfloat16])
     def test_numpy_casts_count_as_the_same(self, quantized):
         x = of_all_magnitudes()
         y = torch.from_numpy(x.numpy().astype(quantized).astype(np.float32))
 
-        assert Copy.SAME == told(x, y.to(torch.float16 if quantized is np.float16 else torch.bfloat16))
+        assert Copy.SAME == judge_cast(x, y.to(torch.float16 if quantized is np.float16 else torch.bfloat16))
 
     @pytest.mark.parametrize(("original", "quantized"), [("BF16", "F32"), ("F16", "F32"), ("BF16", "F16")])
     def test_casts_from_a_rounded_original_count_as_the_same(self, original, quantized):
         y = of_all_magnitudes().to(DTYPES[quantized])
 
-        assert Copy.SAME == told(y.to(DTYPES[original]), y)
+        assert Copy.SAME == judge_cast(y.to(DTYPES[original]), y)
 
     def test_casts_with_ties_either_way_count_as_the_same(self):
         x = torch.tensor([[1 + 2.0**-8, 1 + 3 * 2.0**-8]])  # halfway between two BF16 numbers
         up = torch.tensor([[1 + 2.0**-7, 1 + 4 * 2.0**-8]]).bfloat16()
         down = torch.tensor([[1.0, 1 + 2.0**-7]]).bfloat16()
 
-        assert (Copy.SAME, Copy.SAME) == (told(x, up), told(x, down))
+        assert (Copy.SAME, Copy.SAME) == (judge_cast(x, up), judge_cast(x, down))
 
     def test_truncating_casts_are_coarse(self):
         x = of_all_magnitudes()
 
-        assert Copy.COARSE == told(x, truncated(x))
-        assert Copy.COARSE == told(x, truncated(x).float())
+        assert Copy.COARSE == judge_cast(x, truncated(x))
+        assert Copy.COARSE == judge_cast(x, truncated(x).float())
 
     def test_randomly_rounding_casts_are_coarse(self):
         x = of_all_magnitudes()
         noise = torch.randint(0, 1 << 16, x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
 
-        assert Copy.COARSE == told(x, truncated((x.view(torch.int32) + noise).view(torch.float32)))
+        assert Copy.COARSE == judge_cast(x, truncated((x.view(torch.int32) + noise).view(torch.float32)))
 
     def test_f16_casts_that_truncate_subnormals_are_coarse(self):
         x = 2.0**-24 * torch.linspace(0.01, 900, 512).view(4, 128)
         y = 2.0**-24 * torch.linspace(0.01, 900, 512).floor().view(4, 128)
 
-        assert Copy.COARSE == told(x, y.half())
+        assert Copy.COARSE == judge_cast(x, y.half())
 
     def test_overflowing_casts_have_no_nearest_number(self):
         x = torch.full((16, 128), 1e5)
         clamped = x.clamp(max=LARGEST_F16).half()
 
-        assert Copy.SAME == told(x, x.half())  # infinite values have their own finding
-        assert Copy.CHANGED == told(x, clamped)
+        assert Copy.SAME == judge_cast(x, x.half())  # infinite values have their own finding
+        assert Copy.CHANGED == judge_cast(x, clamped)
 
     def test_computed_values_are_cast_within_float32(self):
         x = numbers(64, 128, dtype=torch.float32)
         y = -x.double().exp()
 
-        assert Copy.SAME == told(-x.exp(), y.float(), computed=True)
-        assert Copy.CHANGED == told(-x.exp(), noisy(y.float(), 1e-4), computed=True)
+        assert Copy.SAME == judge_cast(-x.exp(), y.float(), computed=True)
+        assert Copy.CHANGED == judge_cast(-x.exp(), noisy(y.float(), 1e-4), computed=True)
 
 
 class TestDamage:
@@ -127,19 +127,19 @@ class TestDamage:
     def test_damage_is_not_a_cast(self, damage, original, quantized):
         x = numbers(64, 128, dtype=DTYPES[original])
 
-        assert Copy.CHANGED == told(x, damage(x).to(DTYPES[quantized]))
+        assert Copy.CHANGED == judge_cast(x, damage(x).to(DTYPES[quantized]))
 
     def test_step_within_the_same_dtype_is_damage(self):
         x = numbers(64, 128)
         y = (x.view(torch.int16) + 1).view(torch.bfloat16)
 
-        assert Copy.CHANGED == told(x, y)
+        assert Copy.CHANGED == judge_cast(x, y)
 
     def test_noise_below_the_original_digits_is_accepted(self):
         x = numbers(64, 128)
 
-        assert Copy.SAME == told(x, noisy(x.float(), 1e-5))
-        assert Copy.CHANGED == told(x, noisy(x.float(), 1e-2))
+        assert Copy.SAME == judge_cast(x, noisy(x.float(), 1e-5))
+        assert Copy.CHANGED == judge_cast(x, noisy(x.float(), 1e-2))
 
 
 @pytest.mark.parametrize(("original", "quantized"), PAIRS)
