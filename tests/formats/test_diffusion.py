@@ -412,8 +412,8 @@ class TestReadings:
 
         (finding,) = (each for each in report.findings if each.code == "wrong_convention")
         assert [("int8_convrot", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
-        assert "one scale per row; rotated" in message.evidence["prescribed"]
-        assert message.evidence["snr_db"] < 0 < 35 < message.evidence["snr_db_other"]
+        assert "one scale per row; rotated" in finding.evidence["prescribed"]
+        assert finding.evidence["snr_db"] < 0 < 35 < finding.evidence["snr_db_other"]
         assert report.verdict == "inconclusive"
 
     def test_codes_wrong_in_either_reading_are_inconclusive(self, tmp_path):
