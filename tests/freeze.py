@@ -26,7 +26,7 @@ from mutation.running import JOBS, run
 import quanterr
 
 TEMPORARY = re.compile(r"(/[\w.+-]+)*/tmp\w+/")  # paths of the suite's temporary folders, which also occur in messages
-HERE = str(Path(__file__).parents[1])
+REPOSITORY = str(Path(__file__).parents[1])
 CHANGING = ("run", "tool", "checksum")  # parts of a document that differ from run to run
 MOST_SHOWN = 40
 
@@ -74,9 +74,9 @@ def collect_documents(job: str) -> list[Any]:
             try:
                 document = make(*arguments, **options)
             except Exception as error:
-                documents.append(TEMPORARY.sub("", f"{type(error).__name__}: {error}".replace(HERE, ".")))
+                documents.append(TEMPORARY.sub("", f"{type(error).__name__}: {error}".replace(REPOSITORY, ".")))
                 raise
-            read = json.loads(TEMPORARY.sub("", document.to_json().replace(HERE, ".")))
+            read = json.loads(TEMPORARY.sub("", document.to_json().replace(REPOSITORY, ".")))
             documents.append({key: value for key, value in read.items() if key not in CHANGING})
             return document
 

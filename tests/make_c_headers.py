@@ -23,7 +23,7 @@ TOP = """/* The blocks of ggml that compare.c decodes with functions of their ow
 """
 C_TYPES = {ctypes.c_uint16: "uint16_t", ctypes.c_uint8: "uint8_t", ctypes.c_float: "float"}
 WIDTH = 118
-SMALL = 1 << 24
+MAX_EXACT_INTEGER = 1 << 24
 
 
 def list_blocks() -> dict[str, Block]:
@@ -77,7 +77,7 @@ def write_struct(struct: ctypes.Structure, names: dict[int, str]) -> str:
 
 def repr_in_c(number: Any) -> str:
     """Return a number as C reads it back exactly."""
-    whole = isinstance(number, int) or (number.is_integer() and abs(number) < SMALL)
+    whole = isinstance(number, int) or (number.is_integer() and abs(number) < MAX_EXACT_INTEGER)
     return str(int(number)) if whole else f"{number.hex()}f"
 
 

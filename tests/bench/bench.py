@@ -21,7 +21,7 @@ from quanterr.kernel.library import VARIABLE
 
 HERE = Path(__file__).parent
 ROWS, COLS = 4096, 8192
-SMALL = 64, 128
+SMALL_SHAPE = 64, 128
 BUFFER = 1 << 20
 
 
@@ -149,13 +149,13 @@ def write_plainly(path: Path, n_bytes: int) -> float:
 
 def compare_small(options: argparse.Namespace) -> None:
     """Compare very many small matrices."""
-    paths = make(options.folder, options.small, *SMALL, "model.layers.0.mlp.experts.{}.up_proj")
+    paths = make(options.folder, options.small, *SMALL_SHAPE, "model.layers.0.mlp.experts.{}.up_proj")
     quanterr, report = [sys.executable, "-m", "quanterr"], options.folder / "small.json"
     for version in ("int8_row", "fp8_tensor"):  # the last report of fp8_tensor is rendered below
         command = [*quanterr, "compare", str(paths["original"]), str(paths[version]), "-q", "-o", str(report)]
         taken = [run(*command, "--device", options.device) for _ in range(options.runs)]
         middle = median(taken)
-        print(f"\n{options.small} matrices of {SMALL[0]} x {SMALL[1]}, {version}")
+        print(f"\n{options.small} matrices of {SMALL_SHAPE[0]} x {SMALL_SHAPE[1]}, {version}")
         print(f"  quanterr           {middle.seconds:6.2f} s ({spread(taken)}), {middle.cpu:.2f} s CPU,", end=" ")
         print(f"{1000 * middle.seconds / options.small:.2f} ms each, peak {middle.peak_mb:.0f} MB")
     print(f"  its report         {report.stat().st_size / 1e6:6.0f} MB")

@@ -43,7 +43,7 @@ from quanterr.tensors.pinned_ring import PIECE, READERS, SLOT
 from quanterr.tensors.workspace import Workspace
 
 ROWS, COLS = 4096, 8192
-SMALL = 64, 128
+SMALL_SHAPE = 64, 128
 Step = Callable[[Pair, Chunk], object]
 
 
@@ -56,7 +56,7 @@ def make_layouts(small: int) -> Iterator[tuple[str, tuple[int, int], dict[str, T
     nvfp4 = {"X.weight_packed": codes(m, k // 2), "X.weight_scale": fp8(m, k // 16)}
     yield "NVFP4", (m, k), nvfp4 | {"X.weight_global_scale": 100 * scales(1)}
     yield "Q4_K", (m, k), None
-    yield f"{small:,} small weights", SMALL, {"X.weight": fp8(*SMALL), "X.weight_scale": scales()}
+    yield f"{small:,} small weights", SMALL_SHAPE, {"X.weight": fp8(*SMALL_SHAPE), "X.weight_scale": scales()}
 
 
 def write(folder: Path, shape: tuple[int, int], tensors: dict[str, Tensor] | None, n: int) -> tuple[Path, Path]:
@@ -218,7 +218,7 @@ def main() -> None:
         print("no accelerator that torch can use: only the CPU is measured")
     print(f"{'BF16 against':22}", *(f"{device!s:23}" for device in devices), sep="  ")
     for name, shape, tensors in make_layouts(options.small):
-        n = options.small if shape == SMALL else options.layers
+        n = options.small if shape == SMALL_SHAPE else options.layers
         folder = options.folder / "device"
         show(name, n * shape[0] * shape[1], write(folder, shape, tensors, n), devices, options)
         shutil.rmtree(folder)

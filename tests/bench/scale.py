@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 RUNS = 3
 RANGE = 8 << 20  # bytes, of the plain download
-SMALL = 50_000  # tensors
+SMALL_TENSORS = 50_000  # tensors
 RATES = (0.0, 500e6, 200e6)  # bytes a second of the network; 0: as fast as two processes on these cores are
 
 
@@ -129,7 +129,7 @@ def main() -> None:
         from_server(given.folder, pair, rate)
     many = given.folder / "many.safetensors"
     if not many.exists():
-        save_file({f"model.layers.{n}.weight": torch.zeros(2, 2) for n in range(SMALL)}, many)
+        save_file({f"model.layers.{n}.weight": torch.zeros(2, 2) for n in range(SMALL_TENSORS)}, many)
     count_requests(many)
 
 

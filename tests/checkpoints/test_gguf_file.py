@@ -403,7 +403,7 @@ def tensor_of(n_dimensions=1, sizes=(4,), kind=0, offset=0, name="a"):
 
 
 WRAPPED = (20, 5_581, 8_681 * 49_477, 384_773)  # 2^64 + 4 elements
-WHOLE = gguf([A, B], LLAMA)
+WHOLE_FILE = gguf([A, B], LLAMA)
 BIG_ENDIAN = b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(40)
 ALIGNED = "general.alignment"
 
@@ -485,8 +485,8 @@ BAD = [
     Bad("an offset of 2^64 - 32", gguf([A, B._replace(offset=2**64 - 32)]), "b: offset 18446744073709551584 is past"),
     Bad("bytes behind the last", gguf([A, B]) + b"x", "1 trailing byte after the last tensor"),
     Bad("bytes behind no tensor", gguf([]) + b"x", "1 trailing byte after the last tensor"),
-    Bad("data cut off", WHOLE[:-30], "truncated: 10 bytes missing (have 546, need 556); first affected: b"),
-    Bad("no data", WHOLE[: -len(padded(A.raw, 32) + padded(B.raw, 32))], "first affected: a"),
+    Bad("data cut off", WHOLE_FILE[:-30], "truncated: 10 bytes missing (have 546, need 556); first affected: b"),
+    Bad("no data", WHOLE_FILE[: -len(padded(A.raw, 32) + padded(B.raw, 32))], "first affected: a"),
 ]  # fmt: skip
 
 
@@ -561,8 +561,8 @@ def test_reused_type_id_is_doubted_where_too_few_bytes_are_stored(tmp_path, stor
 
 def test_file_cut_anywhere_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
-    for size in range(len(WHOLE) - len(padded(B.raw, 32)) + len(B.raw)):
-        path.write_bytes(WHOLE[:size])
+    for size in range(len(WHOLE_FILE) - len(padded(B.raw, 32)) + len(B.raw)):
+        path.write_bytes(WHOLE_FILE[:size])
 
         assert refused(path)
 
@@ -589,9 +589,9 @@ def outcome(raw):
 
 @pytest.mark.session
 @any_file
-@given(st.integers(0, len(WHOLE)), st.integers(0, 9), st.binary(max_size=9))
+@given(st.integers(0, len(WHOLE_FILE)), st.integers(0, 9), st.binary(max_size=9))
 def test_file_with_any_damage_is_read_or_refused(at, taken, put):
-    damaged = WHOLE[:at] + put + WHOLE[at + taken :]
+    damaged = WHOLE_FILE[:at] + put + WHOLE_FILE[at + taken :]
 
     assert min(peak_of(damaged) for _ in range(2)) < 1 << 20  # other threads, of pytest-xdist, allocate as well
 
@@ -610,11 +610,11 @@ NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 31, 32, 255, 2**31, 2**32 - 1, 2**40, 
 
 
 @any_file
-@given(st.integers(4, len(WHOLE) - 8), NUMBERS, st.sampled_from(["<Q", "<I"]))
+@given(st.integers(4, len(WHOLE_FILE) - 8), NUMBERS, st.sampled_from(["<Q", "<I"]))
 def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
     put = struct.pack(kind, number % 2 ** (8 * struct.calcsize(kind)))
 
-    outcome(WHOLE[:at] + put + WHOLE[at + len(put) :])
+    outcome(WHOLE_FILE[:at] + put + WHOLE_FILE[at + len(put) :])
 
 
 class TestGgufPackage:
@@ -662,10 +662,10 @@ class TestGgufPackage:
         assert expected == actual
 
     @settings(any_file, max_examples=50)
-    @given(st.integers(0, len(WHOLE)), st.integers(0, 3), st.binary(max_size=3))
+    @given(st.integers(0, len(WHOLE_FILE)), st.integers(0, 3), st.binary(max_size=3))
     def test_gguf_package_accepts_every_file_that_quanterr_accepts(self, at, taken, put):
         package = pytest.importorskip("gguf", reason="the gguf package is not installed")
-        raw = WHOLE[:at] + put + WHOLE[at + taken :]
+        raw = WHOLE_FILE[:at] + put + WHOLE_FILE[at + taken :]
         ours = outcome(raw)
         known = {name for number, name in TYPES.items() if number < 100} - {"Q2_0", "I2_S"}
         if ours is None or any(name not in known for name, *_ in ours.values()):

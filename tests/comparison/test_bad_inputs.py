@@ -319,7 +319,9 @@ WRAPPED = [4, 5, 5_581, 8_681, 49_477, 384_773]  # 2^64 + 4 elements
 OFFSETS = "w: data_offsets must be two integers in 0…2^63"
 SHAPE = "w: shape must be a list of integers in 0…2^63"
 DEEP = "nested too deep"
-MANY = b"{%s}" % (b',"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' * 1_000_001 % (*range(1_000_001),))[1:]
+MILLION_TENSORS = (
+    b"{%s}" % (b',"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' * 1_000_001 % (*range(1_000_001),))[1:]
+)
 
 HEADERS = [
     Row(13, "length beyond the file", st(b"{}", length=1_000), UNREADABLE,
@@ -405,7 +407,7 @@ HEADERS = [
     Row(37, "a huge size", st(one(shape=[0, 2**62, 2**62], data_offsets=[0, 0])), UNREADABLE, "exceeds 2^40"),
     Row(38, "10,000 dimensions", st(one(shape=[1] * 10_000)), UNREADABLE, "w: 10000 dimensions; the limit is 32"),
     Row(38, "33 dimensions", st(one(shape=[1] * 33)), UNREADABLE, "w: 33 dimensions; the limit is 32"),
-    Row(39, "a million and one tensors", st(MANY), UNREADABLE, "1000001 tensors exceed the limit of 1000000"),
+    Row(39, "over a million tensors", st(MILLION_TENSORS), UNREADABLE, "1000001 tensors exceed the limit of 1000000"),
     Row(40, "half a byte", st(one(dtype="F4", shape=[3])), UNREADABLE, "w: 12 bits is not a whole number of bytes"),
     Row(46, "a very long name",
         st(as_header({"w": entry(), "n" * 5_000: entry(shape=[0], offsets=(4, 4))}), b"1234", None, "-l", "w"),
@@ -449,7 +451,7 @@ def split_otherwise(folder: Path) -> Path:
     return folder / "y-00001-of-00002.gguf"
 
 
-WHOLE = gguf([A, B])
+FILE = gguf([A, B])
 ALIGNED = "general.alignment"
 
 GGUF = [
@@ -477,10 +479,10 @@ GGUF = [
     Row(30, "a hole", gg(gguf([A, B._replace(offset=64)]) + bytes(32)), UNREADABLE, "bytes 32–64 belong to no tensor"),
     Row(31, "an overlap", gg(gguf([A, B._replace(offset=0)])), UNREADABLE, "a and b overlap at 0–24"),
     Row(32, "a hole at the start", gg(gguf([A._replace(offset=32)]) + bytes(32)), UNREADABLE, "bytes 0–32 belong to"),
-    Row(33, "bytes behind the last", gg(WHOLE + b"x"), UNREADABLE, "1 trailing byte after the last tensor"),
-    Row(34, "a second file", gg(WHOLE + WHOLE), UNREADABLE,
-        (f"another file begins at byte {len(WHOLE)}, after the last tensor", "llama-gguf-split --merge")),
-    Row(34, "data cut off", gg(WHOLE[:-30]), UNREADABLE, ("truncated: 10 bytes missing", "first affected: b")),
+    Row(33, "bytes behind the last", gg(FILE + b"x"), UNREADABLE, "1 trailing byte after the last tensor"),
+    Row(34, "a second file", gg(FILE + FILE), UNREADABLE,
+        (f"another file begins at byte {len(FILE)}, after the last tensor", "llama-gguf-split --merge")),
+    Row(34, "data cut off", gg(FILE[:-30]), UNREADABLE, ("truncated: 10 bytes missing", "first affected: b")),
     Row(34, "an offset beyond the file", gg(gguf([A, B._replace(offset=2**40)])), UNREADABLE, "is past the end"),
     Row(35, "half a block", gg(shape_of(1, 48, kind=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
     Row(36, "a product of 2^64 + 4", gg(shape_of(4, 20, 5_581, 8_681 * 49_477, 384_773)), UNREADABLE, "is too large"),
@@ -591,11 +593,11 @@ MEANWHILE = [
         meanwhile("open(y, 'ab').write(b'x')")),
     Row(49, "overwritten", whole(), UNREADABLE, "; results discarded. Compare again when nothing writes to it",
         meanwhile("f = open(y, 'r+b', 0); f.seek(600); f.write(bytes(100)); os.utime(y)")),
-    Row(49, "GGUF, cut off", gg(WHOLE), UNREADABLE, "y.gguf: changed while being read (size ",
+    Row(49, "GGUF, cut off", gg(FILE), UNREADABLE, "y.gguf: changed while being read (size ",
         meanwhile("os.truncate(y, 200)")),
-    Row(49, "GGUF, overwritten", gg(WHOLE), UNREADABLE, "; results discarded. Compare again when nothing writes to it",
+    Row(49, "GGUF, overwritten", gg(FILE), UNREADABLE, "; results discarded. Compare again when nothing writes to it",
         meanwhile("f = open(y, 'r+b', 0); f.seek(-10, 2); f.write(bytes(9)); os.utime(y)")),
-    Row(50, "GGUF, keeps failing", gg(WHOLE), UNREADABLE, ("gguf: read failed at byte ", ": EIO"), failing(10**6)),
+    Row(50, "GGUF, keeps failing", gg(FILE), UNREADABLE, ("gguf: read failed at byte ", ": EIO"), failing(10**6)),
     Row(50, "fails three times", whole(), OK, "3 of 3 original tensors compared", failing(3)),
     Row(50, "keeps failing", whole(), UNREADABLE, ("safetensors: read failed at byte ", ": EIO"), failing(10**6)),
 ]  # fmt: skip
@@ -603,7 +605,7 @@ MEANWHILE = [
 
 # Indexes, and config.json
 
-PLAIN = " is not a plain file name"
+NO_FILE_NAME = " is not a plain file name"
 NOT_PLAIN = ["../../etc/passwd", "/etc/passwd", "sub/model.safetensors", "C:\\model.safetensors", "C:model.safetensors",
              "..\\model.safetensors", "1.safetensors\0.txt", "..", ".", "", 7, None, ["1.safetensors"]]  # fmt: skip
 FP8_CONFIG = b'{"quantization_config": {"quant_method": "fp8"}, "architectures": ["X"]}'
@@ -612,7 +614,7 @@ CODE = (
 )
 
 BESIDE = [
-    *(Row(51, repr(name), mapped({"a": "1.safetensors", "b": name}), UNREADABLE, ("index: shard name ", PLAIN))
+    *(Row(51, repr(name), mapped({"a": "1.safetensors", "b": name}), UNREADABLE, ("index: shard name ", NO_FILE_NAME))
       for name in NOT_PLAIN),
     Row(52, "shards missing", path(lambda folder: write_index(folder, {"a": "1.st", "b": "2.st", "c": "1.st"})),
         UNREADABLE, "2 of 2 shards missing: 1.st, 2.st"),

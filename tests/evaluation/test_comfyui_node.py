@@ -12,7 +12,7 @@ from quanterr.evaluation.denoisers.calls import read_calls
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
 from support.denoisers import FAMILIES  # noqa: E402 - it imports diffusers
-from support.float32 import OF_OUTPUT  # noqa: E402
+from support.float32 import OUTPUT_ERROR  # noqa: E402
 
 pytestmark = pytest.mark.session
 
@@ -94,7 +94,7 @@ def test_recorded_calls_reproduce_the_model_output(family, make, tmp_path):
             again = diffusers.FluxPipeline._unpack_latents(again, 8 * shape[2], 8 * shape[3], 8)
         # One image at a time instead of two, so sums are split differently.
         apart = outputs[2 * (n // 2)][n % 2] - again[0]
-        assert apart.norm() <= OF_OUTPUT * again[0].norm()
+        assert apart.norm() <= OUTPUT_ERROR * again[0].norm()
     evaluation = quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=path)
     assert ("pass", 4, 1) == (
         evaluation.verdict, evaluation.candidates[0].outputs.calls, evaluation.candidates[0].outputs.groups

@@ -19,14 +19,14 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 CONTEXT = 16
 FLOAT64 = 1e-9  # both sides compute in float64
 WORDS = 91  # tokens of the tokenizer
-SMALL = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer unused rows than the original's 96
+DRAFT_SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # fewer unused rows than the original's 96
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """An original, a draft with the same tokens, and a text."""
     folder = tmp_path_factory.mktemp("drafts")
-    original, draft = saved("llama", folder / "original"), saved("llama", folder / "small", **SMALL)
+    original, draft = saved("llama", folder / "original"), saved("llama", folder / "small", **DRAFT_SIZES)
     with_words(original)
     with_words(draft)
     draw = random.Random(0)
@@ -53,7 +53,7 @@ def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluatio
     """By Leviathan et al. (2023), x ~ q is accepted with probability min(1, p(x) / q(x))."""
     folder, original, draft = made
     chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
-    p, q = (distributions(path, chunks, SMALL["vocab_size"]) for path in (original, draft))
+    p, q = (distributions(path, chunks, DRAFT_SIZES["vocab_size"]) for path in (original, draft))
     accepted = (q * (p / q).clamp(max=1)).sum(-1)
     candidate = evaluation.candidates[1]
 
@@ -107,7 +107,7 @@ def no_tokenizer(folder):
 
 def few_rows(folder):
     shutil.rmtree(folder)
-    saved("llama", folder, **SMALL | {"vocab_size": WORDS - 1})
+    saved("llama", folder, **DRAFT_SIZES | {"vocab_size": WORDS - 1})
     with_words(folder)
 
 

@@ -247,12 +247,12 @@ def test_example_records_the_actual_model_inputs(tmp_path):
     assert 0 < outputs.output_error < 0.1
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SMALL_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 OTHERS = {
-    "CLIPVisionModel": (SMALL | {"image_size": 16, "patch_size": 8}, {"pixel_values": (2, 3, 16, 16)}),
-    "BertForSequenceClassification": (SMALL | {"vocab_size": 50, "num_labels": 1}, {"inputs_embeds": (2, 6, 32)}),
+    "CLIPVisionModel": (SMALL_SIZES | {"image_size": 16, "patch_size": 8}, {"pixel_values": (2, 3, 16, 16)}),
+    "BertForSequenceClassification": (SMALL_SIZES | {"vocab_size": 50, "num_labels": 1}, {"inputs_embeds": (2, 6, 32)}),
     "ASTModel": (
-        SMALL | {"max_length": 32, "num_mel_bins": 16, "patch_size": 8, "time_stride": 8, "frequency_stride": 8},
+        SMALL_SIZES | {"max_length": 32, "num_mel_bins": 16, "patch_size": 8, "time_stride": 8, "frequency_stride": 8},
         {"input_values": (2, 32, 16)},
     ),
 }
@@ -301,7 +301,9 @@ def test_transformers_models_take_calls(name, tmp_path):
 
 def test_language_model_takes_calls_or_a_text(tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    transformers.BertModel(transformers.BertConfig(**SMALL | {"vocab_size": 50})).save_pretrained(tmp_path / "original")
+    transformers.BertModel(transformers.BertConfig(**SMALL_SIZES | {"vocab_size": 50})).save_pretrained(
+        tmp_path / "original"
+    )
     save_file({"0/pixel_values": torch.ones(1)}, tmp_path / "calls.safetensors")
 
     with pytest.raises(UsageError, match="call 0 has pixel_values, which BertModel does not take"):

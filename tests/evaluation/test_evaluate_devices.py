@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import simulated_device
-from support.float32 import OF_OUTPUT, of_squared_error
+from support.float32 import OUTPUT_ERROR, of_squared_error
 from support.forked import call
 from support.simulated_device import NAME, UNKNOWN, simulated
 from support.small_models import ids, saved
@@ -53,7 +53,7 @@ def agree(x, y, relative=None):
     """Return whether figures agree: to ``relative``, or to float32 precision where all are squares of differences."""
     assert x.keys() == y.keys()
     return all(
-        x[name] == pytest.approx(y[name], rel=relative or of_squared_error(y[name] or 1.0), abs=2 * OF_OUTPUT**2)
+        x[name] == pytest.approx(y[name], rel=relative or of_squared_error(y[name] or 1.0), abs=2 * OUTPUT_ERROR**2)
         for name in x
     )
 

@@ -33,7 +33,7 @@ GPT2 = {"attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ff
         "ln_1": "attn_norm", "ln_2": "ffn_norm"}  # fmt: skip
 MAMBA = {"mixer.in_proj": "ssm_in", "mixer.x_proj": "ssm_x", "mixer.dt_proj": "ssm_dt", "mixer.out_proj": "ssm_out",
          "mixer.conv1d": "ssm_conv1d", "mixer.A_log": "ssm_a", "mixer.D": "ssm_d", "norm": "attn_norm"}  # fmt: skip
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+NAMES_OUTSIDE_BLOCKS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
          "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
          "backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"}  # fmt: skip
 
@@ -42,7 +42,7 @@ def named(name, blocks):
     """Return llama.cpp's name; A_log and D lack .weight."""
     path, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
     match = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
-    llama_name = f"blk.{match[1]}.{blocks[match[2]]}" if match else WHOLE[path]
+    llama_name = f"blk.{match[1]}.{blocks[match[2]]}" if match else NAMES_OUTSIDE_BLOCKS[path]
     return f"{llama_name}.{kind}" if kind else llama_name
 
 
@@ -158,7 +158,7 @@ def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
 
 PERPLEXITY = Path(__file__).parents[1] / "golden_evaluation"  # make.py there made this model with llama.cpp
 PRINTED = json.loads((PERPLEXITY / "expected.json").read_text())
-NEAR = {"abs": 1e-5, "rel": 1e-6}  # printed digits; the original's logarithms are kept in 16 bits
+PRINTED_DIGITS = {"abs": 1e-5, "rel": 1e-6}  # printed digits; the original's logarithms are kept in 16 bits
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,6 @@ def scores():
 @pytest.mark.parametrize("name", PRINTED)
 def test_scores_equal_llama_perplexity(scores, name):
     value, *error = PRINTED[name]
-    assert value == pytest.approx(getattr(scores, name), **NEAR)
+    assert value == pytest.approx(getattr(scores, name), **PRINTED_DIGITS)
     if error:
-        assert error[0] == pytest.approx(getattr(scores, f"{name}_se"), **NEAR)
+        assert error[0] == pytest.approx(getattr(scores, f"{name}_se"), **PRINTED_DIGITS)

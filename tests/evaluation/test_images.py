@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from PIL import Image
 from support import sample_documents
-from support.hostile_names import SHORT
+from support.hostile_names import SHORT_NAMES
 from support.markup_checks import check_csv, check_json, check_junit, check_lines, check_markdown, check_text
 from typer.testing import CliRunner
 
@@ -347,7 +347,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT, ids=lambda name: ascii(name[:16]))
+@pytest.mark.parametrize("name", SHORT_NAMES, ids=lambda name: ascii(name[:16]))
 def test_name_is_only_text(name):
     made = sample_documents.images()
     pair, worst, lost = made.pairs[0], made.worst[0], made.not_compared[0]

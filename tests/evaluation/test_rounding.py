@@ -36,7 +36,7 @@ LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 # Both sides compute in float64 and round in float32: inputs that differ by 2^-53 are the same float32, but for one in
 # 2^28; what is float32 whatever the dtype (norms, rotary tables) has the same inputs too.
 EXACTLY = {"dtype": "float64", "batch": 3}
-CLOSE = 1e-6
+KLD_TOLERANCE = 1e-6
 
 
 def nearest(x, levels):
@@ -241,10 +241,10 @@ def test_declared_activations_equal_a_plain_emulation(original, tmp_path, name):
 
     assert {name: 14} == declared.candidates[0].activations
     assert {} == alone.candidates[0].activations
-    assert kld(original, values, chunks) == pytest.approx(alone.candidates[0].scores.kld_mean, rel=CLOSE)
+    assert kld(original, values, chunks) == pytest.approx(alone.candidates[0].scores.kld_mean, rel=KLD_TOLERANCE)
     expected = kld(original, values, chunks, rounded=CASES[name][3])
-    assert expected == pytest.approx(declared.candidates[0].scores.kld_mean, rel=CLOSE)
-    assert not math.isclose(expected, alone.candidates[0].scores.kld_mean, rel_tol=5 * CLOSE)
+    assert expected == pytest.approx(declared.candidates[0].scores.kld_mean, rel=KLD_TOLERANCE)
+    assert not math.isclose(expected, alone.candidates[0].scores.kld_mean, rel_tol=5 * KLD_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -279,7 +279,7 @@ def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path)
     with torch.inference_mode():
         model(input_ids=chunks_of(original), use_cache=False)
 
-    assert sums[0][0] / sums[0][1] == pytest.approx(weights[f"{name}.weight"].input_error, rel=CLOSE)
+    assert sums[0][0] / sums[0][1] == pytest.approx(weights[f"{name}.weight"].input_error, rel=KLD_TOLERANCE)
     assert weights["lm_head.weight"].input_error is None
     of_both = weights[f"{name}.weight"].input_error + weights[f"{name}.weight"].output_error
     assert weights[f"{name}.weight"].input_error / of_both == pytest.approx(weights[f"{name}.weight"].share_of_inputs)
@@ -311,7 +311,7 @@ def test_declared_cache_is_rounded_after_the_rotary_embedding(original, tmp_path
 
     assert ("fp8", {}) == (candidate.kv, candidate.activations)
     expected = kld(original, values, chunks_of(original), cache=(0.02, 0.01))
-    assert expected == pytest.approx(candidate.scores.kld_mean, rel=CLOSE)
+    assert expected == pytest.approx(candidate.scores.kld_mean, rel=KLD_TOLERANCE)
 
 
 def test_single_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
@@ -321,7 +321,7 @@ def test_single_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     expected = kld(original, values, chunks_of(original), cache=(0.02, 0.02))
 
-    assert expected == pytest.approx(evaluated(original, path).candidates[0].scores.kld_mean, rel=CLOSE)
+    assert expected == pytest.approx(evaluated(original, path).candidates[0].scores.kld_mean, rel=KLD_TOLERANCE)
 
 
 def test_unsupported_scheme_is_inconclusive(original, tmp_path):
@@ -345,7 +345,7 @@ def test_scheme_may_be_requested_and_split_from_the_weights(original, tmp_path):
         (candidate.activations, candidate.kv) for candidate in both.candidates
     ]
     expected = kld(original, values, chunks_of(original), rounded=round_int8_token, cache=(1.0, 1.0))
-    assert expected == pytest.approx(both.candidates[0].scores.kld_mean, rel=CLOSE)
+    assert expected == pytest.approx(both.candidates[0].scores.kld_mean, rel=KLD_TOLERANCE)
 
 
 def fp8_experts(folder: Path, original: Path):
@@ -411,7 +411,7 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
 
     assert {"fp8_static": 12} == candidate.activations
     assert "pass" == candidate.verdict, candidate.reasons
-    assert expected == pytest.approx(candidate.scores.kld_mean, rel=CLOSE)
+    assert expected == pytest.approx(candidate.scores.kld_mean, rel=KLD_TOLERANCE)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -517,7 +517,7 @@ def test_harness_rounds_inputs_too(original, tmp_path):
     )
     ((*_, last, _),) = logits(original, values, torch.tensor([[1, 2, 3, 4]]), rounded=round_int8_token)
 
-    assert likelihood[0] == pytest.approx(float(last.log_softmax(-1)[4]), rel=CLOSE)
+    assert likelihood[0] == pytest.approx(float(last.log_softmax(-1)[4]), rel=KLD_TOLERANCE)
 
 
 def test_unknown_scheme_is_refused_before_anything_is_read(original):

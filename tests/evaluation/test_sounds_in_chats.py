@@ -35,7 +35,7 @@ TEXT = {
 }  # fmt: skip
 SIZES = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
 TURN = '[{{"role": "user", "content": [{}]}}, {{"role": "assistant", "content": "{}"}}]\n'
-SOUND = '{"type": "audio", "path": "tone.wav"}'
+AUDIO_PART = '{"type": "audio", "path": "tone.wav"}'
 
 
 def tone(path: Path, n_samples: int = RATE // 2) -> None:
@@ -103,7 +103,7 @@ def test_transcripts_are_scored_as_in_plain_transformers(tmp_path):
     original, quantized, plain = whisper(tmp_path)
     tone(tmp_path / "tone.wav")
     (tmp_path / "chat.jsonl").write_text(
-        TURN.format(SOUND, "ab") + TURN.format(SOUND, "hello you") + TURN.format(SOUND, "")
+        TURN.format(AUDIO_PART, "ab") + TURN.format(AUDIO_PART, "hello you") + TURN.format(AUDIO_PART, "")
     )
 
     evaluation = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=32, dtype="float64")
@@ -162,7 +162,7 @@ def test_sounds_and_text_are_scored_as_in_plain_transformers(tmp_path, monkeypat
     original, quantized, plain = qwen2_audio(tmp_path)
     monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor())
     tone(tmp_path / "tone.wav")
-    (tmp_path / "chat.jsonl").write_text(TURN.format(f'{SOUND}, {{"type": "text", "text": "w10"}}', "w12 w13"))
+    (tmp_path / "chat.jsonl").write_text(TURN.format(f'{AUDIO_PART}, {{"type": "text", "text": "w10"}}', "w12 w13"))
 
     evaluation = quanterr.evaluate(original, [quantized], chat=tmp_path / "chat.jsonl", context=64, dtype="float64")
 
@@ -179,16 +179,16 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("line", "says"),
         [
-            (TURN.format(SOUND.replace("tone", "none"), "a"), "none.wav: no audio that can be read: no such file"),
+            (TURN.format(AUDIO_PART.replace("tone", "none"), "a"), "none.wav: no audio that can be read: no such file"),
             (
-                TURN.format(SOUND.replace("tone", "empty"), "a"),
+                TURN.format(AUDIO_PART.replace("tone", "empty"), "a"),
                 "empty.wav: no audio that can be read: it has no samples",
             ),
-            (TURN.format(SOUND.replace("tone.wav", "chat.jsonl"), "a"), "chat.jsonl: no audio that can be read"),
-            (TURN.format(SOUND.replace("audio", "image"), "a"), "tone.wav: the model takes no image"),
-            (TURN.format(f"{SOUND}, {SOUND}", "a"), "line 1: for a model that transcribes"),
+            (TURN.format(AUDIO_PART.replace("tone.wav", "chat.jsonl"), "a"), "chat.jsonl: no audio that can be read"),
+            (TURN.format(AUDIO_PART.replace("audio", "image"), "a"), "tone.wav: the model takes no image"),
+            (TURN.format(f"{AUDIO_PART}, {AUDIO_PART}", "a"), "line 1: for a model that transcribes"),
             (TURN.format('{"type": "text", "text": "a"}', "a"), "line 1: for a model that transcribes"),
-            (TURN.format(SOUND, "a" * 40), r"line 1: 43 tokens with its images and sounds, which cannot be cut"),
+            (TURN.format(AUDIO_PART, "a" * 40), r"line 1: 43 tokens with its images and sounds, which cannot be cut"),
         ],
     )
     def test_line_without_one_sound_and_one_transcript_is_named(self, line, says, tmp_path):

@@ -30,7 +30,7 @@ CONVERSATIONS = [
 ]
 # The assistant's tokens, including w4 after them, as numbers of words; then the whole as the template makes it.
 SCORED = [[12, 4, 14, 15, 16, 4], [21, 22, 4], [33, 4]]
-WHOLE = [
+WHOLE_CHUNKS = [
     [1, 2, 10, 11, 4, 5, 1, 3, 12, 4, 5, 1, 2, 13, 4, 5, 1, 3, 14, 15, 16, 4, 5],
     [1, 2, 20, 4, 5, 1, 3, 21, 22, 4, 5],
     [1, 2, 30, 31, 32, 4, 5, 1, 3, 33, 4, 5],
@@ -66,7 +66,7 @@ def plain_kld(original, values):
     x, y = (auto_of("llama").from_pretrained(folder, dtype=torch.float64).eval() for folder in (original, values))
     divergences = []
     with torch.inference_mode():
-        for ids, places in zip(WHOLE, PLACES, strict=True):
+        for ids, places in zip(WHOLE_CHUNKS, PLACES, strict=True):
             log_p, log_q = (model(torch.tensor([ids])).logits[0].log_softmax(-1) for model in (x, y))
             kld = (log_p.exp() * (log_p - log_q)).sum(-1)
             divergences.append([float(kld[place - 1]) for place in places])
@@ -132,7 +132,7 @@ class TestChat:
             template(original, TURNS + PROMPT)
         scores, want = evaluation.candidates[0].scores, plain_kld(original, values)
 
-        assert [[whole[p] for p in places] for whole, places in zip(WHOLE, PLACES, strict=True)] == SCORED
+        assert [[whole[p] for p in places] for whole, places in zip(WHOLE_CHUNKS, PLACES, strict=True)] == SCORED
         assert (3, 11) == (scores.chunks, scores.tokens)
         assert [fmean(divergences) for divergences in want] == pytest.approx(scores.kld_chunks, rel=FLOAT64)
         assert scores.kld_mean == pytest.approx(fmean(kld for divergences in want for kld in divergences), rel=FLOAT64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
-from support.hostile_names import SHORT
+from support.hostile_names import SHORT_NAMES
 from support.markup_checks import CHECKS, STORABLE, check_lines, page_of, rendered
 from support.sample_documents import evaluation as sample
 from support.small_models import ids, saved, with_words
@@ -117,7 +117,7 @@ def shown(text):
 TAME = page_of(rendered(shown("tame"), "html"))
 
 
-@pytest.mark.parametrize("text", SHORT, ids=lambda text: ascii(text[:16]))
+@pytest.mark.parametrize("text", SHORT_NAMES, ids=lambda text: ascii(text[:16]))
 def test_token_text_is_only_text(text, tmp_path):
     evaluation = shown(text)
     for output in ("json", "jsonl", "csv", "md", "junit"):

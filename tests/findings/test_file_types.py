@@ -37,7 +37,7 @@ MORE_BITS = {
 # llama_ftype_get_default_type, where it differs from the name up to the size.
 DEFAULT = {"IQ3_XS": "IQ3_S", "IQ3_M": "IQ3_S", "IQ2_S": "IQ2_XS", "IQ2_M": "IQ2_S", "MXFP4_MOE": "MXFP4"}
 GATED = {"attn_q": 4, "attn_k": 1, "attn_v": 1, "attn_output": 4, "ffn_gate": 11, "ffn_up": 11, "ffn_down": 11}
-PLAIN = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # GPT-2 has no gate matrix
+GPT2_TENSORS = {"attn_qkv": 12, "attn_output": 4, "ffn_up": 16, "ffn_down": 16}  # GPT-2 has no gate matrix
 
 
 def default(name):
@@ -65,7 +65,7 @@ def list_findings(path):
     ]
 
 
-@pytest.mark.parametrize("sizes", [GATED, PLAIN], ids=["gated", "plain"])
+@pytest.mark.parametrize("sizes", [GATED, GPT2_TENSORS], ids=["gated", "plain"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_mixture_of_llama_quantize_is_accepted(tmp_path, name, sizes):
     tensors = weights(sizes, lambda weight: MORE_BITS.get(name, {}).get(weight, default(name)))

@@ -22,7 +22,7 @@ MODEL = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 UINT32 = 4  # type of a GGUF key
 NAME = "model.layers.0.self_attn.q_proj.weight"
-OTHER = "model.layers.0.mlp.up_proj.weight"
+OTHER_WEIGHT = "model.layers.0.mlp.up_proj.weight"
 CASES = {
     "gptq": "gptq/gptq_v1_w8_g128_sym",
     "awq": "awq_gemm/awq_gemm_g128",
@@ -123,7 +123,7 @@ class TestUndeclared:
     def test_numbers_and_casts_need_no_declaration(self, tmp_path):
         x = numbers(64, 64).float()
 
-        assert [] == select_findings(folder(tmp_path / "y", {NAME: x, OTHER: x.to(torch.float8_e4m3fn)}))
+        assert [] == select_findings(folder(tmp_path / "y", {NAME: x, OTHER_WEIGHT: x.to(torch.float8_e4m3fn)}))
 
 
 class TestLabels:
@@ -363,10 +363,10 @@ class TestRefused:
     )
     def test_bitsandbytes_codes_without_their_state_are_refused(self, tmp_path, config):
         stored = bnb(NAME, sound(named("NF4"), self.x()))
-        bare = {OTHER: bnb(OTHER, sound(named("NF4"), self.x()))[OTHER]}
+        bare = {OTHER_WEIGHT: bnb(OTHER_WEIGHT, sound(named("NF4"), self.x()))[OTHER_WEIGHT]}
         (finding,) = select_findings(folder(tmp_path / "y", stored | bare, config), "not_read")
 
-        assert finding.layer == OTHER
+        assert finding.layer == OTHER_WEIGHT
         assert (
             "are 4-bit codes of bitsandbytes, of which absmax (their scales), quant_map and quant_state"
             in finding.message
@@ -376,7 +376,9 @@ class TestRefused:
         return numbers(64, 128).float()
 
     def test_byte_column_elsewhere_is_not_a_bitsandbytes_code(self, tmp_path):
-        assert [] == select_findings(folder(tmp_path / "y", {OTHER: torch.ones(8, 1, dtype=torch.uint8)}), "not_read")
+        assert [] == select_findings(
+            folder(tmp_path / "y", {OTHER_WEIGHT: torch.ones(8, 1, dtype=torch.uint8)}), "not_read"
+        )
 
 
 class TestHeads:

@@ -16,14 +16,14 @@ from quanterr.errors import CheckpointError
 
 pytestmark = pytest.mark.session
 
-FEW = [
+SOME_PAIRS = [
     "fp8_row/ct_fp8_channel.safetensors",
     "gptq/gptq_v1_w4_g32_asym_gptqmodel",
     "gguf_q4_1/llama_quantize.gguf",
     "nvfp4/modelopt_nvfp4.safetensors",
 ]
 ONE_EACH = sorted(golden.of_each_format())
-TOLD = ("noticed", "slight", "small", "by design")
+NOTICED_RESULTS = ("noticed", "slight", "small", "by design")
 DAMAGE = {damage.name: damage for damage in scales.DAMAGES}
 
 
@@ -102,7 +102,7 @@ class TestFamilies:
     def test_damage_is_noticed_without_an_original(self, bench):
         assert {"noticed", "clean"} == {outcome.told for outcome in alone.outcomes(bench, "FP8 expert")}
 
-    @pytest.mark.parametrize("name", FEW)
+    @pytest.mark.parametrize("name", SOME_PAIRS)
     def test_accidents_are_noticed(self, bench, name):
         sound = golden.made_sound(golden.GOLDEN / name, bench)
         outcomes = [outcome for mutation in MUTATIONS for outcome in golden.broken(sound, mutation)]
@@ -185,7 +185,7 @@ class TestVerdicts:
         assert 1 == verdict([info, *[noticed] * 98, small])
 
     def test_change_without_effect_is_not_counted(self, bench):
-        sound = golden.made_sound(golden.GOLDEN / FEW[0], bench)
+        sound = golden.made_sound(golden.GOLDEN / SOME_PAIRS[0], bench)
         assert [] == list(golden.broken(sound, Mutation("nothing", lambda _stored, _weight: True)))
 
     def test_table_counts_both_sides(self):
@@ -207,9 +207,9 @@ class TestVerdicts:
 
 
 class TestExcuses:
-    @pytest.mark.parametrize("file", excuses.OWN)
+    @pytest.mark.parametrize("file", excuses.OWN_DECLARATIONS)
     def test_files_of_methods_cause_no_warning(self, bench, file):
-        pair = excuses.made(bench, excuses.OWN[file], file)
+        pair = excuses.made(bench, excuses.OWN_DECLARATIONS[file], file)
         assert judging.of_sound("excuses", file, pair.report).told in ("clean", "told")
 
     def test_importance_causes_no_warning(self, bench):

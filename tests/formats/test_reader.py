@@ -11,7 +11,7 @@ from quanterr.tensors.chunks import Chunk
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 SHAPE = 32, 16
-WHOLE = Chunk(0, SHAPE[0], 0, SHAPE[1])
+WHOLE_WEIGHT = Chunk(0, SHAPE[0], 0, SHAPE[1])
 
 
 @pytest.fixture(name="weights")
@@ -27,9 +27,9 @@ def fixture_weights(tmp_path):
 
 def test_later_read_does_not_change_what_was_read(weights):
     with open_reader() as reader:
-        x, y = reader.read_both(weights, WHOLE)
+        x, y = reader.read_both(weights, WHOLE_WEIGHT)
         before = x.clone(), y.clone()
-        reader.read_both(weights[::-1], WHOLE)
+        reader.read_both(weights[::-1], WHOLE_WEIGHT)
 
         assert torch.equal(x, original()[NAME].float())
         assert [True, True] == list(map(torch.equal, before, (x, y)))
@@ -46,8 +46,8 @@ def test_first_rows_are_complete_or_a_piece_of_one_row(weights):
 def test_stored_scales_return_after_others_were_tried(weights):
     codes = weights[1]
     with open_reader() as reader:
-        reader.read_filled(codes, WHOLE, codes.scale, 0x3F)
-        scaling = reader.read_scaling(codes, WHOLE)
+        reader.read_filled(codes, WHOLE_WEIGHT, codes.scale, 0x3F)
+        scaling = reader.read_scaling(codes, WHOLE_WEIGHT)
 
         assert scaling.shift is None
         assert torch.equal(scaling.unit, torch.full(SHAPE, reader.read_number(codes.scale)))
@@ -56,7 +56,7 @@ def test_stored_scales_return_after_others_were_tried(weights):
 def test_values_follow_a_part_that_is_replaced(weights):
     codes = weights[1]
     with open_reader() as reader:
-        stored, filled = reader.read(codes, WHOLE), reader.read_filled(codes, WHOLE, codes.scale, 0x3F)
+        stored, filled = reader.read(codes, WHOLE_WEIGHT), reader.read_filled(codes, WHOLE_WEIGHT, codes.scale, 0x3F)
         factor = torch.full((4,), 0x3F, dtype=torch.uint8).view(torch.float32) / reader.read_number(codes.scale)
 
         # The factor, its product, and the values of both sides are rounded to float32: four times 2^-24.
@@ -65,8 +65,8 @@ def test_values_follow_a_part_that_is_replaced(weights):
 
 def test_error_equals_the_difference_of_the_values(weights):
     with open_reader() as reader:
-        x, y = (side.double() for side in reader.read_both(weights, WHOLE))
+        x, y = (side.double() for side in reader.read_both(weights, WHOLE_WEIGHT))
         expected = float(x.square().sum()), float((y - x).square().sum())
 
         # A difference is rounded to float32 once: its square is off by at most 2^-23 of it.
-        assert expected == pytest.approx(reader.measure_error(weights, WHOLE), rel=2**-22)
+        assert expected == pytest.approx(reader.measure_error(weights, WHOLE_WEIGHT), rel=2**-22)

@@ -68,7 +68,7 @@ RAW = (
     Raw("//"),
     Raw(""),
 )
-PLAIN = (None, True, False, [], Pairs(), [[]], "", 0, 1, -1, 0.5, [1, 2], "a", Pairs([("a", 1)]))
+PLAIN_VALUES = (None, True, False, [], Pairs(), [[]], "", 0, 1, -1, 0.5, [1, 2], "a", Pairs([("a", 1)]))
 
 
 _known: dict[int, tuple[Any, str]] = {}  # seeds and all that is in them, which changes leave mostly as it is
@@ -152,7 +152,7 @@ def other_value(random: Random, value: Any, words: Sequence[Any] = ()) -> Any:
         return random.choice(NUMBERS)
     if kind < 0.85:
         return random.choice(STRANGE)
-    return random.choice(RAW if kind < 0.92 else PLAIN)
+    return random.choice(RAW if kind < 0.92 else PLAIN_VALUES)
 
 
 def other_text(random: Random, text: str) -> str:

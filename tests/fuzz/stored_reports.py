@@ -223,7 +223,7 @@ def _judged(raw: bytes) -> tuple[str, Verdict | None]:
 
 # Rules
 
-OWN = """schema = 1
+THRESHOLDS = """schema = 1
 [[rule]]
 id = "attn"
 require = "snr_db >= 30"
@@ -273,7 +273,7 @@ TOKENS += (
 
 def make_rules(random: Random) -> bytes:
     """Make a thresholds file."""
-    text = random.choice((OWN, OWN, *(path.read_text() for path in PRESETS.values())))
+    text = random.choice((THRESHOLDS, THRESHOLDS, *(path.read_text() for path in PRESETS.values())))
     for _ in range(random.choice((0, 1, 1, 2, 3))):
         at = random.randint(0, len(text))
         end = at + random.choice((0, 0, 1, 3, 10))

@@ -19,7 +19,7 @@ Ends = tuple[int | None, ...]  # the end of each axis
 DOWN, Q_PROJ, K_PROJ = (f"model.layers.0.{name}" for name in ("mlp.down_proj", "self_attn.q_proj", "self_attn.k_proj"))
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
 UP = "model.layers.{}.mlp.up_proj"
-WHOLE: dict[str, Ends] = {}
+NO_ENDS: dict[str, Ends] = {}
 
 
 class Golden(NamedTuple):
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
     """A layer of a fixture; ``cut`` maps each part, or "" for the values, to the ends of its axes."""
 
     name: str
-    cut: dict[str, Ends] = WHOLE
+    cut: dict[str, Ends] = NO_ENDS
 
 
 CASES: tuple[tuple[str, str, tuple[Layer, ...]], ...] = (

@@ -110,13 +110,13 @@ BASE = {
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 LLAMA = BASE | HEADS | {"head_dim": 16}
-WIDE = BASE | HEADS | {"head_dim": 32}  # more elements in all heads than in the hidden state
+WIDE_HEADS = BASE | HEADS | {"head_dim": 32}  # more elements in all heads than in the hidden state
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
-HYBRID = WIDE | LINEAR | {"num_hidden_layers": 4, "full_attention_interval": 4}
+HYBRID = WIDE_HEADS | LINEAR | {"num_hidden_layers": 4, "full_attention_interval": 4}
 VISION = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [],
@@ -127,11 +127,11 @@ MLA = BASE | {
     "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
 GEMMA4 = {"vision_config": None, "audio_config": None, "vocab_size": 96, "tie_word_embeddings": True}
-GEMMA4_TEXT = WIDE | {
+GEMMA4_TEXT = WIDE_HEADS | {
     "sliding_window": 8, "tie_word_embeddings": True, "num_hidden_layers": 3, "hidden_size_per_layer_input": 0,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "global_head_dim": 64,
 }  # fmt: skip
-NEMOTRON_H = {key: value for key, value in WIDE.items() if key != "num_hidden_layers"} | {
+NEMOTRON_H = {key: value for key, value in WIDE_HEADS.items() if key != "num_hidden_layers"} | {
     "ssm_state_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "conv_kernel": 4,
 }  # fmt: skip
 GRANITE = {
@@ -413,7 +413,9 @@ def gated_mlp(prefix: str, hidden: int, inner: int) -> Shapes:
 ORIGINALS = {
     "llama": Original("LlamaForCausalLM", LLAMA, llama_cpp={"": {}, "fuse_qkv": {"fuse_qkv": True}}, **MLX),
     "qwen2": Original("Qwen2ForCausalLM", LLAMA, llama_cpp={"": {}, "fuse_qkv": {"fuse_qkv": True}}, **MLX),
-    "qwen3_moe": Original("Qwen3MoeForCausalLM", WIDE | MOE, llama_cpp={"": {}, "fuse_qkv": {"fuse_qkv": True}}, **MLX),
+    "qwen3_moe": Original(
+        "Qwen3MoeForCausalLM", WIDE_HEADS | MOE, llama_cpp={"": {}, "fuse_qkv": {"fuse_qkv": True}}, **MLX
+    ),
     "qwen3_5": Original(
         "Qwen3_5ForConditionalGeneration",
         {"text_config": HYBRID | {"mtp_num_hidden_layers": 1}, "vision_config": VISION, "tie_word_embeddings": False},
@@ -451,7 +453,7 @@ ORIGINALS = {
         **MLX,
     ),
     "gemma3_text": Original(
-        "Gemma3ForCausalLM", WIDE | {"sliding_window": 8, "tie_word_embeddings": True}, files=TOKENIZER, **MLX
+        "Gemma3ForCausalLM", WIDE_HEADS | {"sliding_window": 8, "tie_word_embeddings": True}, files=TOKENIZER, **MLX
     ),
     "gemma4": Original(  # like 31B: full attention has one matrix for keys and values
         "Gemma4ForConditionalGeneration",
@@ -503,7 +505,7 @@ ORIGINALS = {
     "phi3": Original("Phi3ForCausalLM", BASE | HEADS, **MLX),
     "glm4_moe": Original(
         "Glm4MoeForCausalLM",
-        WIDE
+        WIDE_HEADS
         | MOE
         | {"n_routed_experts": 4, "n_shared_experts": 1, "use_qk_norm": True, "attention_bias": True}
         | {"num_nextn_predict_layers": 1, "first_k_dense_replace": 1},
@@ -521,7 +523,7 @@ ORIGINALS = {
     ),
     "minimax_m2": Original(
         "MiniMaxM2ForCausalLM",
-        WIDE
+        WIDE_HEADS
         | {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
@@ -549,13 +551,13 @@ ORIGINALS = {
         published=kimi_names,
         **MLX,
     ),
-    "gemma": Original("GemmaForCausalLM", WIDE | {"tie_word_embeddings": True}, **MLX),
-    "gemma2": Original("Gemma2ForCausalLM", WIDE | {"tie_word_embeddings": True, "sliding_window": 8}, **MLX),
+    "gemma": Original("GemmaForCausalLM", WIDE_HEADS | {"tie_word_embeddings": True}, **MLX),
+    "gemma2": Original("Gemma2ForCausalLM", WIDE_HEADS | {"tie_word_embeddings": True, "sliding_window": 8}, **MLX),
     "gemma3n": Original(
         "Gemma3nForConditionalGeneration",
         {
             "model_type": "gemma3n",
-            "text_config": WIDE
+            "text_config": WIDE_HEADS
             | {"tie_word_embeddings": True, "sliding_window": 8, "num_hidden_layers": 4, "intermediate_size": [96] * 4}
             | {"layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size_per_layer_input": 96}
             | {"hidden_size_per_layer_input": 32, "laurel_rank": 32, "num_kv_shared_layers": 2}
@@ -590,7 +592,7 @@ ORIGINALS = {
     "ministral3": Original(
         "Mistral3ForConditionalGeneration",
         {
-            "text_config": WIDE | {"model_type": "ministral3", "rope_parameters": YARN},
+            "text_config": WIDE_HEADS | {"model_type": "ministral3", "rope_parameters": YARN},
             "vision_config": PIXTRAL,
             "tie_word_embeddings": False,
         },
@@ -645,14 +647,14 @@ ORIGINALS = {
     ),
     "falcon_h1": Original(
         "FalconH1ForCausalLM",
-        WIDE
+        WIDE_HEADS
         | {"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16}
         | {"mamba_rms_norm": True, "key_multiplier": 0.4, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.2}
         | {"ssm_multipliers": [0.35, 0.25, 0.17, 0.5, 0.3], "ssm_out_multiplier": 0.23, "lm_head_multiplier": 0.04}
         | {"mlp_multipliers": [0.88, 0.37], "embedding_multiplier": 5.6, "attention_in_multiplier": 1.1},
         **MLX,
     ),
-    "hunyuan_dense": Original("HunYuanDenseV1ForCausalLM", WIDE, **MLX),
+    "hunyuan_dense": Original("HunYuanDenseV1ForCausalLM", WIDE_HEADS, **MLX),
     "hunyuan_moe": Original(
         "HunYuanMoEV1ForCausalLM",
         LLAMA
@@ -669,7 +671,7 @@ ORIGINALS = {
         | {"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1},
         **MLX,
     ),
-    "seed_oss": Original("SeedOssForCausalLM", WIDE, **MLX),
+    "seed_oss": Original("SeedOssForCausalLM", WIDE_HEADS, **MLX),
     "bert": Original("BertModel", BERT),
     "modernbert": Original("ModernBertModel", BERT),
     "nomic_bert": Original("NomicBertModel", NOMIC, files=WORD_PIECE),
@@ -681,14 +683,16 @@ ORIGINALS = {
         published=nomic_moe,
         files=WORD_PIECE,
     ),
-    "embeddinggemma": Original("Gemma3TextModel", WIDE | {"sliding_window": 8}, files=TOKENIZER),
+    "embeddinggemma": Original("Gemma3TextModel", WIDE_HEADS | {"sliding_window": 8}, files=TOKENIZER),
     "smollm3": Original("SmolLM3ForCausalLM", BASE | HEADS | {"tie_word_embeddings": True}, **MLX),
     "exaone4": Original(
         "Exaone4ForCausalLM", LLAMA | {"sliding_window": 8}, written={"sliding_window_pattern": "LG"}, **MLX
     ),
     "dots1": Original(
         "Dots1ForCausalLM",
-        WIDE | MOE | {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1, "sliding_window": None},
+        WIDE_HEADS
+        | MOE
+        | {"n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 1, "sliding_window": None},
         **MLX,
     ),
     "cohere2": Original(
@@ -753,7 +757,7 @@ ORIGINALS = {
     "qwen3_vl": Original(
         "Qwen3VLForConditionalGeneration",
         {
-            "text_config": WIDE | {"rope_parameters": MROPE},
+            "text_config": WIDE_HEADS | {"rope_parameters": MROPE},
             "vision_config": VISION | {"depth": 4, "deepstack_visual_indexes": [1, 2]},
         },
         llama_cpp=WITH_MMPROJ,
@@ -763,7 +767,7 @@ ORIGINALS = {
     "gemma3": Original(  # The embeddings have rows without a token.
         "Gemma3ForConditionalGeneration",
         {
-            "text_config": WIDE | {"sliding_window": 8, "tie_word_embeddings": True, "vocab_size": 100},
+            "text_config": WIDE_HEADS | {"sliding_window": 8, "tie_word_embeddings": True, "vocab_size": 100},
             "vision_config": SIGLIP | {"vision_use_head": False},
             "mm_tokens_per_image": 4,
         },
@@ -773,7 +777,7 @@ ORIGINALS = {
     ),
     "pixtral": Original(
         "LlavaForConditionalGeneration",
-        {"text_config": WIDE | {"model_type": "mistral"}, "vision_config": PIXTRAL, "tie_word_embeddings": False},
+        {"text_config": WIDE_HEADS | {"model_type": "mistral"}, "vision_config": PIXTRAL, "tie_word_embeddings": False},
         llama_cpp=WITH_MMPROJ,
         files=TOKENIZER | IMAGES | IMG_BREAK,
     ),
@@ -854,7 +858,7 @@ ORIGINALS = {
     "voxtral": Original(
         "VoxtralForConditionalGeneration",
         {
-            "text_config": WIDE | {"model_type": "llama"},
+            "text_config": WIDE_HEADS | {"model_type": "llama"},
             "hidden_size": 64,
             "audio_config": {
                 "hidden_size": 32,
@@ -891,7 +895,7 @@ ORIGINALS = {
         files=IMAGES,
         mlx_vlm={"": {"config": {"llm_config": {"rms_norm_eps": 1e-6}}}},
     ),
-    "qwen3": Original("Qwen3ForCausalLM", WIDE, **MLX),
+    "qwen3": Original("Qwen3ForCausalLM", WIDE_HEADS, **MLX),
     "qwen2_moe": Original(
         "Qwen2MoeForCausalLM",
         BASE | HEADS | MOE | {"shared_expert_intermediate_size": 96},
@@ -910,7 +914,7 @@ ORIGINALS = {
     "qwen3_vl_moe": Original(
         "Qwen3VLMoeForConditionalGeneration",
         {
-            "text_config": WIDE | MOE | {"rope_parameters": MROPE},
+            "text_config": WIDE_HEADS | MOE | {"rope_parameters": MROPE},
             "vision_config": VISION | {"depth": 4, "deepstack_visual_indexes": [1, 2]},
         },
         files=IMAGES,
@@ -946,11 +950,11 @@ ORIGINALS = {
     "xlm_roberta": Original("XLMRobertaModel", BERT | {"pad_token_id": 1, "type_vocab_size": 1}),
     "exaone_moe": Original(
         "ExaoneMoeForCausalLM",
-        WIDE | MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1, "sliding_window": 8},
+        WIDE_HEADS | MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1, "sliding_window": 8},
         written={"sliding_window_pattern": "LG", "is_moe_layer": [False, True], "scoring_func": "sigmoid"},
     ),
-    "hunyuan_v3": Original("HYV3ForCausalLM", WIDE | MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1}),
-    "afmoe": Original("AfmoeForCausalLM", WIDE | MOE | {"num_shared_experts": 1, "num_dense_layers": 1}, **MLX),
+    "hunyuan_v3": Original("HYV3ForCausalLM", WIDE_HEADS | MOE | {"num_shared_experts": 1, "first_k_dense_replace": 1}),
+    "afmoe": Original("AfmoeForCausalLM", WIDE_HEADS | MOE | {"num_shared_experts": 1, "num_dense_layers": 1}, **MLX),
     "bamba": Original(
         "BambaForCausalLM",
         BASE
@@ -984,7 +988,7 @@ ORIGINALS = {
     ),
     "gemma3_scaled": Original(
         "Gemma3ForCausalLM",
-        WIDE
+        WIDE_HEADS
         | {"num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
         | {
             "rope_parameters": {

@@ -24,10 +24,10 @@ from quanterr.tensors.workspace import Workspace
 pytestmark = UNKNOWN
 SUMS = 1e-9  # float64 sums of float32 rows, added in another order
 # The smallest file of each format, and those with requantized scales.
-FEW = {
+SOME_CASES = {
     min(of_format, key=lambda case: case.stat().st_size) for _, of_format in groupby(CASES, lambda case: case.parent)
 }
-FEW |= {case for case in CASES if "double_quant" in case.stem}
+SOME_CASES |= {case for case in CASES if "double_quant" in case.stem}
 
 
 def name_of(case):
@@ -72,7 +72,7 @@ def blurred(case, folder):
 
 
 @pytest.mark.session
-@pytest.mark.parametrize("case", sorted(FEW), ids=name_of)
+@pytest.mark.parametrize("case", sorted(SOME_CASES), ids=name_of)
 def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
     # Exact to the bit: the same torch operations, one after the other, on the same chunks.
@@ -83,7 +83,7 @@ def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # what samples add depends on the format, not on the file
-@pytest.mark.parametrize("case", sorted({*CASES} - FEW), ids=name_of)
+@pytest.mark.parametrize("case", sorted({*CASES} - SOME_CASES), ids=name_of)
 def test_numbers_of_other_files_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
     original = blurred(case, tmp_path)
@@ -109,7 +109,7 @@ def test_samples_are_examined_on_the_cpu_by_the_compiled_kernel(monkeypatch, tmp
 
 
 def test_exact_formats_are_exact_on_a_device():
-    case = min(FEW)
+    case = min(SOME_CASES)
     with simulated():
         report = quanterr.compare(expected_of(case), case, device=NAME)
 

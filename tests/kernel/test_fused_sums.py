@@ -30,10 +30,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":  # Triton reads this variable only
 # numpy, by which the interpreter computes, warns where a GPU gives infinity or NaN.
 pytestmark = [pytest.mark.session, pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")]
 
-FEW = {min(cases, key=lambda case: case.stat().st_size) for _, cases in groupby(NUMBERS, lambda case: case.parent.name)}
-SLOW = [pytest.param(case, marks=() if case in FEW else pytest.mark.slow) for case in NUMBERS]
+SOME_CASES = {
+    min(cases, key=lambda case: case.stat().st_size) for _, cases in groupby(NUMBERS, lambda case: case.parent.name)
+}
+SLOW = [pytest.param(case, marks=() if case in SOME_CASES else pytest.mark.slow) for case in NUMBERS]
 ROWS = 64  # rows of a golden weight that are summed
-WHOLE = 1 << 15  # elements of a tile: the interpreter takes as long for small ones
+TILE_ELEMENTS = 1 << 15  # elements of a tile: the interpreter takes as long for small ones
 FINITE = SumOptions(cells=CellGrid(1, 64))
 # Sums of terms of both signs, and what bounds them.
 SIGNED = {"x": ["x_abs"], "y": ["x_abs", "e_abs"], "e": ["e_abs"]}
@@ -63,7 +65,7 @@ def check(expected, found):
 
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: f"{case.parent.name}/{case.stem}")
 def test_golden_files_have_the_sums_of_the_specification(case, monkeypatch):
-    monkeypatch.setattr(fused_sums, "TILE", WHOLE)
+    monkeypatch.setattr(fused_sums, "TILE", TILE_ELEMENTS)
     with torch.inference_mode(), planned(expected_of(case), case) as plan:
         for pair in plan.pairs:
             rows, cols = pair.original.matrix
@@ -82,7 +84,7 @@ def test_golden_files_have_the_sums_of_the_specification(case, monkeypatch):
 def test_common_formats_are_decoded_by_the_kernel(monkeypatch):
     """Torch would fail this test if it decoded a value of these formats."""
     names = {"fp8_row", "fp8_block", "int8_block", "nvfp4", "gptq", "awq_gemm", "bnb_int8", "mxfp4", "torchao_int4"}
-    cases = {case.parent.name: case for case in FEW}
+    cases = {case.parent.name: case for case in SOME_CASES}
     monkeypatch.setattr(fused_sums, "_read_values", lambda operand, chunk: pytest.fail(operand.weight.format))
     monkeypatch.setattr(fused_sums, "sum_codes", lambda *_: Sums())
     for name in names:

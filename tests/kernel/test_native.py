@@ -62,8 +62,8 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 BUILT = library.find_best().kernel
 needs_kernel = pytest.mark.skipif(BUILT is None, reason=f"no compiled kernel here: {library.find_best().reason}")
 WIDEST = library.INSTRUCTION_SETS.index(BUILT.instructions) if BUILT else -1
-HERE = [library.load(name).kernel for name in library.INSTRUCTION_SETS[: WIDEST + 1]]
-every_kernel = pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.instructions)
+KERNELS = [library.load(name).kernel for name in library.INSTRUCTION_SETS[: WIDEST + 1]]
+every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.instructions)
 
 ROTATED = "int8_convrot", "convrot_w4a4"
 SHARED = "hqq", "quanto_int2", "modelopt_int4"  # bytes hold codes of several rows
@@ -157,7 +157,7 @@ ROTATED_VALUES = {
 }
 
 
-@pytest.mark.parametrize("kernel", HERE[1:], ids=lambda kernel: kernel.instructions)
+@pytest.mark.parametrize("kernel", KERNELS[1:], ids=lambda kernel: kernel.instructions)
 @pytest.mark.parametrize("change", ROTATED_VALUES.values(), ids=ROTATED_VALUES)
 def test_both_sides_are_rotated_with_sums_in_order(monkeypatch, kernel, change):
     values, cols, rows = change(normal(128, 256)), normal(256, seed=1), normal(128, seed=2)
@@ -170,7 +170,7 @@ def test_both_sides_are_rotated_with_sums_in_order(monkeypatch, kernel, change):
     assert same_bits(expected, rotate_sides(monkeypatch, kernel, values, (cols, rows)))
 
 
-@pytest.mark.parametrize("kernel", HERE[:1], ids=lambda kernel: kernel.instructions)
+@pytest.mark.parametrize("kernel", KERNELS[:1], ids=lambda kernel: kernel.instructions)
 def test_both_sides_are_rotated_by_torch_without_fused_operations(monkeypatch, kernel):
     values, factors = normal(128, 256), (normal(256, seed=1), normal(128, seed=2))
     by_torch, by_kernel = (rotate_sides(monkeypatch, choice, values, factors) for choice in (None, kernel))
@@ -252,7 +252,7 @@ def test_sums_over_regions_equal_torch(kernel, shape):
     x, y, best, steps = (normal(*shape, seed=seed) for seed in range(4))
     given = x, y, Nearest(best.where(steps < 1.5, y), steps.abs() * 2, y > 1)
     whole = [Chunk(0, shape[0], 0, shape[1])]
-    by_kernel = [codes.Sampler(kernel=kernel_used)._sum_natively(*given) for kernel_used in (kernel, HERE[0])]
+    by_kernel = [codes.Sampler(kernel=kernel_used)._sum_natively(*given) for kernel_used in (kernel, KERNELS[0])]
     by_native, first, expected = (
         torch.cat([torch.as_tensor(sums).double().view(-1) for sums in region_sums])
         for region_sums in (*by_kernel, codes.Sampler()._sum(whole, *given))
@@ -592,7 +592,7 @@ class TestSums:
         x = make(70, 1500)
         y = quantized(x, 6)
 
-        assert summed(x, y, kernel=HERE[0]) == summed(x, y, kernel=kernel)
+        assert summed(x, y, kernel=KERNELS[0]) == summed(x, y, kernel=kernel)
 
     @every_kernel
     def test_errors_with_infinite_ratios_are_counted_once(self, kernel):
@@ -816,10 +816,10 @@ class TestSamples:
             monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(kernel))
             return quanterr.compare(original, quantized, device="cpu").layers
 
-        first, *others = map(layers, HERE)
+        first, *others = map(layers, KERNELS)
 
         assert sum(sample is not None for sample in taken) >= 2 * len(
-            HERE
+            KERNELS
         )  # of 3 weights; torch looks at a few rows of each
         assert all(other == first for other in others)
         monkeypatch.setattr(SampleMeasurer, "_finish_plain", lambda *_: None)

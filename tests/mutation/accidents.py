@@ -253,16 +253,16 @@ def missing_weight(stored: Stored, weight: Weight) -> bool:
     return True
 
 
-OTHER = {"F16": "BF16", "BF16": "F16", "F8_E8M0": "F8_E4M3", "F8_E4M3": "F8_E8M0"}
+OTHER_DTYPES = {"F16": "BF16", "BF16": "F16", "F8_E8M0": "F8_E4M3", "F8_E4M3": "F8_E8M0"}
 OTHER_CODES = {"F8_E4M3": "F8_E5M2", "F8_E5M2": "F8_E4M3", "U8": "I8", "I8": "U8"}
 
 
 def scale_of_other_dtype(stored: Stored, weight: Weight) -> bool:
     """Declare another dtype of the same size for the scales."""
     scales = [stored.tensors[name] for role, name in weight.parts.items() if role in SCALES]
-    scales = [tensor for tensor in scales if tensor.dtype in OTHER]
+    scales = [tensor for tensor in scales if tensor.dtype in OTHER_DTYPES]
     for tensor in scales:
-        tensor.dtype = OTHER[tensor.dtype]
+        tensor.dtype = OTHER_DTYPES[tensor.dtype]
     return bool(scales) and not stored.gguf
 
 

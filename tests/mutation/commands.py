@@ -19,7 +19,7 @@ from mutation.pairs import Bench, quantized
 
 INT8 = named("INT8 row")
 EVALUATE = ("--tokens", "ids.safetensors", "--context", 32, "--chunks", 8)
-TOLD = ("warning:", "edited", "INCONCLUSIVE")
+WARNING_WORDS = ("warning:", "edited", "INCONCLUSIVE")
 
 
 class Try(NamedTuple):
@@ -38,7 +38,7 @@ def outcomes(bench: Bench) -> Iterator[Outcome]:
     for attempt in TRIES:
         attempt.before(folder)
         done = call(*attempt.words, cwd=folder)
-        is_noticed = done.returncode != 0 or any(word in done.stdout + done.stderr for word in TOLD)
+        is_noticed = done.returncode != 0 or any(word in done.stdout + done.stderr for word in WARNING_WORDS)
         label = ("ERROR" if done.returncode else "WARNED") if attempt.sound else "noticed"
         note = f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[:200]}"
         silent = "clean" if attempt.sound else "SILENT"

@@ -76,7 +76,7 @@ EXCUSES = {  # file → what rules excuse in it
     "llmcompressor_awq": "folded",
     "importance": "by importance",
 }
-OWN = {  # file → the declaration that its program wrote
+OWN_DECLARATIONS = {  # file → the declaration that its program wrote
     "gptqmodel": "gptq",
     "llmcompressor": "compressed-tensors, actorder",
     "autoround": "auto-round",
@@ -218,7 +218,7 @@ def made(bench: Bench, declared: str, file: str) -> Sound:
     plain = named(declaration.layout)
     codes = {} if file == ROUNDED else codes_of(file)
     group = next((of.codes.shape[1] // of.scale.shape[1] for of in codes.values()), plain.group[1])
-    config = own_config(file) if OWN.get(file) == declared else declaration.config(group)
+    config = own_config(file) if OWN_DECLARATIONS.get(file) == declared else declaration.config(group)
     if (declared, file) == ("gptq", "autoround"):
         config |= {"provider": "auto-round"}  # which the export for llm-compressor does not say
     layout = replace(plain, group=(1, group), config=config)

@@ -35,7 +35,7 @@ from quanterr.tensors.workspace import FilledWorkspace, Workspace
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACCIDENTS = "golden, accidents"
 DOUBTS = ("ambiguous_layout",)  # some files were made to raise these
-RIGHT = {  # golden file → the code of a finding that is correct about it
+CORRECT_FINDINGS = {  # golden file → the code of a finding that is correct about it
     "fp8_block/handmade_experts.safetensors": "scale_loss",  # codes by hand, which use a third of their range
     "fp8_tensor/degenerate_fp8.safetensors": "constant_weight",  # weights of zeros
     "int8_convrot/int8_formatless_convrot.safetensors": "undeclared_codes",  # labels without a format
@@ -247,7 +247,7 @@ def _snr(report: Report, name: str) -> float:
 def outcomes(bench: Bench, case: Path) -> Iterator[Outcome]:
     """Yield the outcomes of the sound pair of a golden case, of every accident, and of every replaced part."""
     sound = made_sound(case, bench)
-    outcome = of_sound(ACCIDENTS, named(case), sound.report, (*DOUBTS, RIGHT.get(named(case), "")))
+    outcome = of_sound(ACCIDENTS, named(case), sound.report, (*DOUBTS, CORRECT_FINDINGS.get(named(case), "")))
     yield bench.done(as_unsound(outcome) if named(case) in UNSOUND else outcome, sound.original, case)
     for mutation in MUTATIONS:
         yield from broken(sound, mutation)

@@ -19,7 +19,7 @@ ONE = "model.layers.1.mlp.down_proj.weight"  # the damaged weight, unless all ar
 EXPERT = 3
 FOUR, COARSE = 4, "codes of four levels err by half of a value, beside which such a factor is small"
 OF_LLM_COMPRESSOR = "CT INT4 g128"  # the layout to try llm-compressor's GPTQ with
-MOST = 1024  # columns that GPTQ takes: of more it takes too long
+MAX_GPTQ_COLUMNS = 1024  # columns that GPTQ takes: of more it takes too long
 
 
 class Damage(NamedTuple):
@@ -177,7 +177,7 @@ def by_gptq(layout: Layout, x: Tensor) -> Coded:
     """Quantize with GPTQ on correlated inputs, of which some columns are large."""
     generator = drawn(9)
     cols = x.shape[1]
-    if cols > MOST:
+    if cols > MAX_GPTQ_COLUMNS:
         return sound(layout, x)
     inputs = torch.randn(2048, cols // 4, generator=generator) @ torch.randn(cols // 4, cols, generator=generator)
     inputs = inputs / (cols / 4) ** 0.5 + 0.3 * torch.randn(2048, cols, generator=generator)

@@ -17,8 +17,8 @@ from quanterr.recipes.tensors import quantize_tensor
 NAME = "model.layers.0.mlp.up_proj"
 ROWS, COLS = 96, 256
 IMATRIX = key("quantize.imatrix.file", TEXT, "imatrix.gguf")
-PLAIN = ("fp8_row", "int8_block64", "nvfp4", "mxfp8", "nf4", "int4_g32:asym")
-BLOCKS = ("gguf_q8_0", "gguf_q5_1", "gguf_q4_k")
+FLAT_RECIPES = ("fp8_row", "int8_block64", "nvfp4", "mxfp8", "nf4", "int4_g32:asym")
+BLOCK_RECIPES = ("gguf_q8_0", "gguf_q5_1", "gguf_q4_k")
 CODES_AT = {"gguf_q8_0": 2, "gguf_q5_1": 8, "gguf_q4_k": 16}  # bytes of a block before its codes
 BLOCK_BYTES = {"gguf_q8_0": 34, "gguf_q5_1": 24}
 
@@ -57,7 +57,7 @@ def trace(original, stored, path, recipe):
     return tensor_origin
 
 
-@pytest.mark.parametrize("recipe", [*PLAIN, *BLOCKS])
+@pytest.mark.parametrize("recipe", [*FLAT_RECIPES, *BLOCK_RECIPES])
 class TestOneWeight:
     def test_codes_of_a_recipe_are_exact(self, recipe, tmp_path):
         weight = draw()
@@ -275,7 +275,7 @@ def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path)
 @pytest.mark.session
 @pytest.mark.parametrize("file", ["gptqmodel", "autoround", "llmcompressor_awq"])
 def test_files_of_methods_that_move_codes_are_compensated(file, tmp_path):
-    pair = excuses.made(Bench(tmp_path), excuses.OWN[file], file)
+    pair = excuses.made(Bench(tmp_path), excuses.OWN_DECLARATIONS[file], file)
 
     origin = quanterr.compare(pair.original, pair.path, every_code=True, device="cpu").origin
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from support.forked import call
-from support.hostile_names import HOSTILE, SHORT
+from support.hostile_names import HOSTILE_NAMES, SHORT_NAMES
 from support.markup_checks import CHECKS, STORABLE, check_lines, check_markdown, check_text, named, rendered
 from support.stored import quantized, raw_header, write
 
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.session
 
 
 # Names that a file or a tensor can have.
-FILE_NAMES = [name.replace("/", "_").replace("\0", "_") for name in SHORT if name.strip(". ")]
+FILE_NAMES = [name.replace("/", "_").replace("\0", "_") for name in SHORT_NAMES if name.strip(". ")]
 
-every_name = pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:16]))
+every_name = pytest.mark.parametrize("name", HOSTILE_NAMES, ids=lambda name: ascii(name[:16]))
 
 
 # Each output separately
@@ -115,7 +115,7 @@ def toml(text):
 @pytest.mark.parametrize("key", ["id", "require", "severity", "layers", "reason", "unknown"])
 def test_rule_is_only_text(tmp_path, key):
     path = tmp_path / "t.toml"
-    for name in filter(str.strip, SHORT):
+    for name in filter(str.strip, SHORT_NAMES):
         rule = {"id": '"x"', "require": '"snr_db >= 30"'} | {key: f"[{toml(name)}]" if key == "layers" else toml(name)}
         path.write_text("schema = 1\n[[rule]]\n" + "\n".join(f"{k} = {v}" for k, v in rule.items()), encoding="utf-8")
         try:
@@ -181,7 +181,7 @@ def hostile(tmp_path_factory):
     (folder / "labelled" / "config.json").write_text(json.dumps(config_json))
     rules = [
         f"[[rule]]\nid = {toml(name)}\nrequire = 'snr_db >= 99'\nreason = {toml(name)}"
-        for name in SHORT
+        for name in SHORT_NAMES
         if name.strip()
     ]
     (folder / "t.toml").write_text("\n".join(["schema = 1", *dict.fromkeys(rules)]), encoding="utf-8")

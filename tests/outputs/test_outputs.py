@@ -17,7 +17,7 @@ import torch
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from support import sample_documents
-from support.sample_reports import HOSTILE, hostile, report_of, tiny
+from support.sample_reports import HOSTILE_NAMES, hostile, report_of, tiny
 
 import quanterr
 from quanterr.documents.base import Finding, dumps, dumps_each
@@ -289,13 +289,13 @@ class TestMarkdown:
         assert [] == document.attributes
         assert ["quanterr:begin", "quanterr:end"] == document.comments
 
-    @pytest.mark.parametrize("name", [name for name in HOSTILE if name.strip()], ids=ascii_id)
+    @pytest.mark.parametrize("name", [name for name in HOSTILE_NAMES if name.strip()], ids=ascii_id)
     def test_markdown_name_stays_unchanged_and_in_its_cell(self, name):
         table = f"| a | b |\n|---|---|\n| {markdown.format_code(name)} | `x` |\n"
 
         assert [display(name), "x"] == self.html(table).code
 
-    @pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()], ids=ascii_id)
+    @pytest.mark.parametrize("text", [text for text in HOSTILE_NAMES if text.strip()], ids=ascii_id)
     def test_sentence_is_not_markup(self, text):
         document = self.html(f"- {markdown.format_prose(text)}\n")
 
@@ -488,7 +488,7 @@ class TestJunit:
         _, suites = self.suites(evil)
         names = [case.get("name") for case in suites["comparison"]]
 
-        assert {display(name) for name in HOSTILE} <= set(names)
+        assert {display(name) for name in HOSTILE_NAMES} <= set(names)
         assert {"testcase"} == {element.tag for suite in suites.values() for element in suite}
         assert items.MAX_CASES > len(names)
 

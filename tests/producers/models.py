@@ -14,23 +14,25 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-SMALL = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256}
+SMALL_SIZES = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 256}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 MLP = {"intermediate_size": 256}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
 MLA = {"kv_lora_rank": 32, "q_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
 
 MODELS = {
-    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, **HEADS, **MLP)),
-    "llama_mha": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SMALL, **{**HEADS, "num_key_value_heads": 4}, **MLP)),
+    "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SMALL_SIZES, **HEADS, **MLP)),
+    "llama_mha": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SMALL_SIZES, **{**HEADS, "num_key_value_heads": 4}, **MLP)),
     "qwen2": lambda: t.Qwen2ForCausalLM(
-        t.Qwen2Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, **MLP, tie_word_embeddings=True)
+        t.Qwen2Config(**SMALL_SIZES, num_attention_heads=4, num_key_value_heads=2, **MLP, tie_word_embeddings=True)
     ),
-    "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**SMALL, **HEADS, **MLP, **EXPERTS, num_experts=4)),
-    "mixtral": lambda: t.MixtralForCausalLM(t.MixtralConfig(**SMALL, **HEADS, **MLP, num_local_experts=4)),
+    "qwen3_moe": lambda: t.Qwen3MoeForCausalLM(
+        t.Qwen3MoeConfig(**SMALL_SIZES, **HEADS, **MLP, **EXPERTS, num_experts=4)
+    ),
+    "mixtral": lambda: t.MixtralForCausalLM(t.MixtralConfig(**SMALL_SIZES, **HEADS, **MLP, num_local_experts=4)),
     "deepseek_v3": lambda: t.DeepseekV3ForCausalLM(
         t.DeepseekV3Config(
-            **SMALL,
+            **SMALL_SIZES,
             num_attention_heads=4,
             num_key_value_heads=4,
             **MLP,
@@ -42,10 +44,10 @@ MODELS = {
             first_k_dense_replace=1,
         )
     ),
-    "gpt_oss": lambda: t.GptOssForCausalLM(t.GptOssConfig(**SMALL, **HEADS, **MLP, num_local_experts=4)),
-    "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**SMALL, **HEADS, **MLP)),
+    "gpt_oss": lambda: t.GptOssForCausalLM(t.GptOssConfig(**SMALL_SIZES, **HEADS, **MLP, num_local_experts=4)),
+    "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**SMALL_SIZES, **HEADS, **MLP)),
     "phi3": lambda: t.Phi3ForCausalLM(
-        t.Phi3Config(**SMALL, num_attention_heads=4, num_key_value_heads=2, **MLP, pad_token_id=0)
+        t.Phi3Config(**SMALL_SIZES, num_attention_heads=4, num_key_value_heads=2, **MLP, pad_token_id=0)
     ),
     "opt": lambda: t.OPTForCausalLM(
         t.OPTConfig(

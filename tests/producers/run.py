@@ -62,7 +62,7 @@ PRODUCERS = {  # name of the script → what it needs
     "autoawq": ("autoawq==0.2.9", "transformers==4.51.3", "accelerate==1.6.0", "datasets==3.6.0"),
 }
 MODELS = (HUB, "diffusers")
-CLOSE = 2e-6  # largest norm of the difference, relative to the values' norm
+MAX_DIFFERENCE = 2e-6  # largest norm of the difference, relative to the values' norm
 AS_NEAR = 1.1  # the largest error of a value, relative to the error of the producer's own
 OUTCOMES = ("right", "undone", "noted", "refused", "WRONG", "not made")
 UNDONE = "scales folded into"
@@ -144,7 +144,7 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
                 )
                 x = dequantized(pair.original).float()
                 as_near = simulated and x.shape == truth.shape and _apart(y, x) <= AS_NEAR * _apart(truth, x)
-                if not apart <= CLOSE and not as_near:
+                if not apart <= MAX_DIFFERENCE and not as_near:
                     wrong.append(f"{pair.name} as {pair.quantized.format}: {apart:.2g}")
     if wrong:
         return "WRONG", f"{len(wrong)} weights, {wrong[0]}"

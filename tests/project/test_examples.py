@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from support.forked import PLAIN, call
+from support.forked import PLAIN_ENVIRONMENT, call
 from support.stored import original, quantized, write
 
 import quanterr
@@ -233,7 +233,7 @@ class TestJobs:
         (folder / "bin/quanterr").write_text(f'#!/bin/sh\nexec {sys.executable} -m quanterr "$@"\n')
         (folder / "bin/quanterr").chmod(0o755)
         path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        env = PLAIN | variables | {"GITHUB_ACTIONS": "true", "PATH": path}
+        env = PLAIN_ENVIRONMENT | variables | {"GITHUB_ACTIONS": "true", "PATH": path}
         return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=folder, env=env, capture_output=True, text=True
         )
@@ -271,7 +271,11 @@ class TestJobs:
         )
         gh.chmod(0o755)
         path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        env = PLAIN | {"PATH": path, "COMMENTS": "repos/o/r/issues/7/comments", "EDITED": "repos/o/r/issues/comments"}
+        env = PLAIN_ENVIRONMENT | {
+            "PATH": path,
+            "COMMENTS": "repos/o/r/issues/7/comments",
+            "EDITED": "repos/o/r/issues/comments",
+        }
         env["BASELINE"] = "ci/baseline.json"
         script = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
         done = subprocess.run(script, cwd=folder, env=env, capture_output=True, text=True)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.session
 
 # Inputs per target: less than a second. `make fuzz` makes many more.
 EXAMPLES = {"compare": 12, "report": 30, "lost": 60, "labels": 40, "rules": 100}
-MANY = 200
+DEFAULT_EXAMPLES = 200
 
 by_name = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
@@ -32,7 +32,7 @@ def test_changed_inputs_reveal_no_defect(target):
         deadline=None,
         derandomize=True,
         database=None,
-        max_examples=EXAMPLES.get(target.name, MANY),
+        max_examples=EXAMPLES.get(target.name, DEFAULT_EXAMPLES),
         suppress_health_check=list(HealthCheck),
     )
     @given(st.randoms(use_true_random=False))

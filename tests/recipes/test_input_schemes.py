@@ -18,7 +18,7 @@ STORED = {
     "int8_static_symmetric": STATIC,
     "fp8_token_bounded": StoredInputScale(bound=20.0),
 }
-EXACT = {
+EXACT_CASES = {
     "compressed_tensors": (
         "fp8_token", "int8_token_asym", "int4_token", "mxfp4", "mxfp8", "nvfp4", "fp8_static", "int8_static"
     ),
@@ -53,7 +53,7 @@ def results(producer, name):
     return golden["x"], golden[name], scheme(golden["x"], STORED.get(name, StoredInputScale()))
 
 
-@pytest.mark.parametrize(("producer", "name"), cases(EXACT))
+@pytest.mark.parametrize(("producer", "name"), cases(EXACT_CASES))
 def test_schemes_equal_the_producer_libraries(producer, name):
     _, expected, rounded = results(producer, name)
 

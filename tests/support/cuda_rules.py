@@ -10,7 +10,7 @@ import torch
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-WIDE = frozenset({torch.int64})
+INT64_ONLY = frozenset({torch.int64})
 PRODUCTS = "mm addmm bmm baddbmm addbmm mv addmv dot vdot _addmm_activation linalg_multi_dot"
 POOLS = "max_pool2d_with_indices max_pool3d_with_indices"
 ON_CPU_ALONE = (
@@ -21,7 +21,7 @@ ON_CPU_ALONE = (
 LACKS = (
     dict.fromkeys((PRODUCTS + " " + POOLS).split(), INTEGERS)
     | dict.fromkeys(("histc", "igamma", "igammac", "angle"), HALVES)
-    | dict.fromkeys(("convolution", "avg_pool2d", "avg_pool3d"), WIDE)
+    | dict.fromkeys(("convolution", "avg_pool2d", "avg_pool3d"), INT64_ONLY)
 )
 BESIDE_NUMBERS = (
     "add sub rsub mul div true_divide floor_divide fmod remainder pow atan2 copysign eq ne lt le gt ge maximum minimum "

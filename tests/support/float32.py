@@ -7,7 +7,7 @@ ROUNDINGS = 4096  # on the way to an output of a small model: some 60 products o
 
 # How far an output may differ, relative to its norm, if it is computed twice in another order: roundings of 2^-24 add
 # up at random on both sides.
-OF_OUTPUT = sqrt(2) * 2**-24 * sqrt(ROUNDINGS)
+OUTPUT_ERROR = sqrt(2) * 2**-24 * sqrt(ROUNDINGS)
 
 
 # How far the noise of a model in bfloat16 may be off, relatively, if it is computed twice. Sums of float32 in another
@@ -19,6 +19,6 @@ OF_BFLOAT16 = 3e-2
 def of_squared_error(error):
     """Return how far ``error`` = ‖y - x‖² / ‖x‖² may be off, relatively, if x and y are computed in another order.
 
-    y - x changes by OF_OUTPUT · ‖x‖ at most, which is OF_OUTPUT / √error of itself, and its square by twice that.
+    y - x changes by OUTPUT_ERROR · ‖x‖ at most, which is OUTPUT_ERROR / √error of itself, and its square by twice that.
     """
-    return 2 * OF_OUTPUT / sqrt(error)
+    return 2 * OUTPUT_ERROR / sqrt(error)

@@ -35,7 +35,7 @@ MEMORY = 1 << 30  # bytes more than what is there when the child begins
 SECONDS = 30
 OUTPUTS = ((1, "stdout"), (2, "stderr"))
 TELLING = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "TERM")
-PLAIN = {name: value for name, value in os.environ.items() if name not in TELLING}
+PLAIN_ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in TELLING}
 # Also what is imported while a command is parsed, or runs.
 USED = (
     "tomllib",
@@ -84,27 +84,27 @@ def call(
     encoding: str = "utf-8",
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``quanterr`` as a shell would, in an environment without a terminal: :data:`PLAIN` and ``env``.
+    """Run ``quanterr`` as a shell would, in an environment without a terminal: :data:`PLAIN_ENVIRONMENT` and ``env``.
 
     ``merged=True`` sends what is written to stderr to stdout, ``redirected=`` streams of these numbers to files, or to
     a pipe that nobody reads where the name is empty. ``program=`` runs a script instead, ``before=`` is Python that is
     executed first.
     """
-    [(status, out, err)] = _forked([_request(words, PLAIN | (env or {}), cwd, **more)], encoding)
+    [(status, out, err)] = _forked([_request(words, PLAIN_ENVIRONMENT | (env or {}), cwd, **more)], encoding)
     return subprocess.CompletedProcess(["quanterr", *map(str, words)], status, out, err)
 
 
 def call_anew(*words: Any, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command in a new process, for what Python decides while it starts, such as the locale."""
     line = [sys.executable, "-m", "quanterr", *map(str, words)]
-    return subprocess.run(line, capture_output=True, env=PLAIN | env, encoding="utf-8", timeout=SECONDS)
+    return subprocess.run(line, capture_output=True, env=PLAIN_ENVIRONMENT | env, encoding="utf-8", timeout=SECONDS)
 
 
 def in_terminal(*words: Any, columns: int = 100) -> str:
     """Run ``quanterr`` in a terminal and return what it shows."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    server = _send(_request(words, PLAIN | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
+    server = _send(_request(words, PLAIN_ENVIRONMENT | {"TERM": "xterm"}, os.getcwd(), terminal=os.ttyname(follower)))
     out = b""
     while select.select([leader, server], [], [])[0] != [server]:
         out += os.read(leader, 1 << 16)
@@ -124,7 +124,10 @@ def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) 
     Each command has words, additions to its environment, a folder, and Python that is executed first.
     """
     return _forked(
-        [_request(words, PLAIN | env, cwd, before=before, seconds=4 * SECONDS) for words, env, cwd, before in runs]
+        [
+            _request(words, PLAIN_ENVIRONMENT | env, cwd, before=before, seconds=4 * SECONDS)
+            for words, env, cwd, before in runs
+        ]
     )
 
 

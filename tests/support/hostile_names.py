@@ -1,6 +1,6 @@
 """Names and other texts that want to be more than text, wherever they are shown."""
 
-SHORT = (
+SHORT_NAMES = (
     # markup
     "<img src=x onerror=\"document.title='pwned'\">",
     "</script><script>document.title='pwned'</script>",
@@ -83,4 +83,4 @@ SHORT = (
     "../../etc/passwd",
     "$(id) `id`; id",
 )
-HOSTILE = (*SHORT[:-2], "\x1b" * 20_000, "x" * 200_000, *SHORT[-2:])
+HOSTILE_NAMES = (*SHORT_NAMES[:-2], "\x1b" * 20_000, "x" * 200_000, *SHORT_NAMES[-2:])

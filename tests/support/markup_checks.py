@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
-from support.hostile_names import SHORT
+from support.hostile_names import SHORT_NAMES
 from support.sample_reports import report_of, tiny
 
 from quanterr.documents.gate_results import Violation
@@ -21,7 +21,7 @@ FORMULA = tuple("=+-@\t\r＝＋－＠")
 
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?|-?inf|nan", re.IGNORECASE)
 
-STORABLE = [name for name in SHORT if not re.search("[\ud800-\udfff]", name)]
+STORABLE = [name for name in SHORT_NAMES if not re.search("[\ud800-\udfff]", name)]
 
 
 def check_lines(text, commands=()):

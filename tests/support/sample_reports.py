@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import torch
 from msgspec.structs import replace
-from support.hostile_names import HOSTILE
+from support.hostile_names import HOSTILE_NAMES
 
 from quanterr.comparison.assembly import LayerGroup, _compute_compared_fraction, _describe_bucket
 from quanterr.documents.base import RunInfo, Tool
@@ -419,38 +419,50 @@ def side(path: str, buckets: dict[str, BucketSize]) -> Side:
 
 def hostile() -> Report:
     """Return a report in which every text from a file is hostile."""
-    report, texts = report_of(tiny()), cycle(HOSTILE)
+    report, texts = report_of(tiny()), cycle(HOSTILE_NAMES)
     for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
-        layer.layer_name = f"{HOSTILE[n // 2]}.layers.{n}.{HOSTILE[-1 - n // 2]}"
+        layer.layer_name = f"{HOSTILE_NAMES[n // 2]}.layers.{n}.{HOSTILE_NAMES[-1 - n // 2]}"
         layer.display_name, layer.role, layer.format, layer.block = (next(texts) for _ in range(4))
     for layer in report.layers:
-        layer.evidence = tuple(HOSTILE)
-    for gate, text in zip(report.gates, HOSTILE, strict=False):
+        layer.evidence = tuple(HOSTILE_NAMES)
+    for gate, text in zip(report.gates, HOSTILE_NAMES, strict=False):
         gate.id = gate.require = gate.reason = gate.message = gate.worst_layer = text
-        gate.layers = list(HOSTILE)
-        gate.violations = [Violation(text, None, None, text) for text in HOSTILE]
+        gate.layers = list(HOSTILE_NAMES)
+        gate.violations = [Violation(text, None, None, text) for text in HOSTILE_NAMES]
     names = [layer.layer_name for layer in report.layers]
-    side_texts = {"path": HOSTILE[0], "prefix": HOSTILE[1], "revision": HOSTILE[2], "notes": list(HOSTILE)}
+    side_texts = {
+        "path": HOSTILE_NAMES[0],
+        "prefix": HOSTILE_NAMES[1],
+        "revision": HOSTILE_NAMES[2],
+        "notes": list(HOSTILE_NAMES),
+    }
     side = replace(report.original, **side_texts)
     lost = report.not_compared[0]
     changed = {
-        "reasons": list(HOSTILE),
+        "reasons": list(HOSTILE_NAMES),
         "original": side,
         "quantized": side,
-        "selection": Selection(patterns=list(HOSTILE)),
+        "selection": Selection(patterns=list(HOSTILE_NAMES)),
         "formats": _by_text(report.formats),
         "findings": [
-            make_finding(text, "error", name, text, text) for text, name in zip(HOSTILE, cycle(names), strict=False)
+            make_finding(text, "error", name, text, text)
+            for text, name in zip(HOSTILE_NAMES, cycle(names), strict=False)
         ],
         "groups": {kind: _by_text(group) for kind, group in report.groups.items()},
-        "not_compared": [replace(lost, layer_name=text, reason=text) for text in HOSTILE],
-        "run": replace(report.run, command=list(HOSTILE), device=HOSTILE[0], started=HOSTILE[1], torch=HOSTILE[2]),
+        "not_compared": [replace(lost, layer_name=text, reason=text) for text in HOSTILE_NAMES],
+        "run": replace(
+            report.run,
+            command=list(HOSTILE_NAMES),
+            device=HOSTILE_NAMES[0],
+            started=HOSTILE_NAMES[1],
+            torch=HOSTILE_NAMES[2],
+        ),
     }
     return replace(report, **changed)
 
 
 def _by_text(values: dict[str, object]) -> dict[str, object]:
-    return dict(zip(HOSTILE, cycle(values.values()), strict=False))
+    return dict(zip(HOSTILE_NAMES, cycle(values.values()), strict=False))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import yaml
 from msgspec.structs import replace
-from support.hostile_names import SHORT
+from support.hostile_names import SHORT_NAMES
 from support.sample_documents import evaluation
 
 from quanterr.errors import UsageError
@@ -102,7 +102,7 @@ def test_invalid_front_matter_is_refused(text):
         put_front_matter(text, "card", sample())
 
 
-@pytest.mark.parametrize("name", SHORT, ids=lambda name: ascii(name[:16]))
+@pytest.mark.parametrize("name", SHORT_NAMES, ids=lambda name: ascii(name[:16]))
 def test_names_are_only_text(name):
     made = sample(original=name, name=name, reasons=[name])
     head, rest = front(put_front_matter("# Model\n", "card", replace(made, reasons=[name])))
