@@ -37,10 +37,14 @@ def _is_same(a: object, b: object, entries: list[tuple[Entry, Entry]]) -> bool:
         return all(_is_same(getattr(a, field), getattr(b, field), entries) for field in a.__struct_fields__)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_is_same(*both, entries) for both in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return _is_same(tuple(a.items()), tuple(b.items()), entries)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
     if isinstance(a, MethodType) and isinstance(b, MethodType):
         return a.__func__ is b.__func__ and _is_same(a.__self__, b.__self__, entries)
     if isinstance(a, partial) and isinstance(b, partial):
-        return a.func is b.func and _is_same(a.args, b.args, entries) and a.keywords == b.keywords
+        return a.func is b.func and _is_same((a.args, a.keywords), (b.args, b.keywords), entries)
     if isinstance(a, ctypes.Structure) and isinstance(b, ctypes.Structure):
         return bytes(a) == bytes(b)
     return bool(a == b)
@@ -50,12 +54,12 @@ def have_same_bytes(a: Entry, b: Entry, on_piece: Callable[[], None]) -> bool:
     """Return whether two stored tensors have the same dtype, shape and bytes; reading ends at the first difference."""
     if (a.dtype, a.shape, a.nbytes) != (b.dtype, b.shape, b.nbytes):
         return False
-    buffers = torch.empty(2, min(BYTES_AT_ONCE, a.nbytes), dtype=torch.uint8)
+    buffers = [memoryview(bytearray(min(BYTES_AT_ONCE, a.nbytes))) for _ in (a, b)]
     for at in range(0, a.nbytes, BYTES_AT_ONCE):
         on_piece()
-        pieces = buffers[:, : a.nbytes - at]
+        pieces = [buffer[: a.nbytes - at] for buffer in buffers]
         for entry, piece in zip((a, b), pieces, strict=True):
-            entry.file.read_into(memoryview(piece.numpy()), entry.offset + at)
-        if not torch.equal(*pieces):
+            entry.file.read_into(piece, entry.offset + at)
+        if not torch.equal(*(torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces)):
             return False
     return True

@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from quanterr.checkpoints import Entry
@@ -74,6 +75,22 @@ def test_function_that_wraps_a_decoder_is_another_function():
 
     assert not is_same(native, partial(native))
     assert not is_same(lambda *given: native(*given), lambda *given: native(*given))
+
+
+@pytest.mark.parametrize(
+    ("given", "is_equal"),
+    [
+        ({"order": torch.arange(4)}, True),
+        ({"order": torch.arange(4).flip(0)}, False),
+        ({"order": torch.arange(5)}, False),
+        ({"blocks": torch.arange(4)}, False),
+    ],
+)
+def test_keywords_of_functions_are_compared_also_if_they_are_tensors(given, is_equal):
+    def decode(**given):
+        """Stand for a function that decodes."""
+
+    assert is_equal == is_same(partial(decode, order=torch.arange(4)), partial(decode, **given))
 
 
 def test_bytes_are_not_read_if_parameters_differ(monkeypatch):
