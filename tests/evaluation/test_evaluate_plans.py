@@ -96,7 +96,7 @@ class TestCalibration:
         margin = exp(4.303 * sqrt(4 / 3))
 
         assert sensitivity.margin == pytest.approx(margin, rel=0.0005 * sqrt(4 / 3))  # t has three decimals
-        assert f"19 of 20 measure {1 / margin:.2g} to {margin:.2g} times the prediction" in sensitivity.note
+        assert f"19 of 20 measurements are {1 / margin:.2g} to {margin:.2g} times the prediction" in sensitivity.note
 
     def test_two_recipes_give_no_interval(self):
         sensitivity = Sensitivity({"w": 2.0}, factors={"a": 0.5, "b": 1.0})
