@@ -29,7 +29,7 @@ BUILD = ROOT / "build"
 PAGES = BUILD / "docs"
 SITE = BUILD / "site"
 RUNS = BUILD / "gallery"
-KINDS = [kind.name.lower() for kind in kinds.KINDS.values()]
+KINDS = [*(kind.name.lower() for kind in kinds.KINDS.values()), "origin"]
 RECORDERS = ("examples/capture_inputs.py", "examples/comfyui/__init__.py")
 # Path in the repository → path of the page on the site.
 PLACES = {

@@ -33,6 +33,8 @@ def type_of(value: Schema) -> str:
         return " or ".join(f"`{item}`" for item in value.get("enum", [value.get("const")]))
     if "anyOf" in value:
         return " or ".join(type_of(choice) for choice in value["anyOf"])
+    if "prefixItems" in value:
+        return f"({', '.join(map(type_of, value['prefixItems']))})"
     if value.get("type") == "array":
         return f"list of {type_of(value['items'])}" if "items" in value else "list"
     if isinstance(value.get("additionalProperties"), dict):

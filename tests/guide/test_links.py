@@ -10,6 +10,8 @@ from markdown_it import MarkdownIt
 
 import quanterr
 from quanterr import guide
+from quanterr.documents.kinds import KINDS
+from quanterr.documents.statement import make_schema
 
 ROOT = make_guide.ROOT
 DOCUMENTS = [*make_guide.PAGES, ROOT / "CHANGELOG.md", ROOT / ".github/SECURITY.md"]
@@ -69,6 +71,16 @@ def test_every_file_linked_from_the_site_has_a_page(monkeypatch):
     linked = {f"{ROOT / name}" for source in places if source.endswith(".md") for name in linked_files(ROOT / source)}
 
     assert set() == linked - {str(ROOT / place) for place in places}
+
+
+def test_site_has_a_page_for_each_schema(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    make_page = importlib.import_module("schemas").make_page
+    schemas = {kind.name: kind.model.json_schema() for kind in KINDS.values()} | {"Origin": make_schema()}
+    pages = {name: make_page(name, schema) for name, schema in schemas.items()}
+
+    assert "| `places` | list of (integer, integer) |" in pages["Report"]
+    assert all("| field | type | meaning |" in page for page in pages.values())
 
 
 def linked_files(path):
