@@ -51,7 +51,7 @@ class SmallWeights:
 
     def keep_copies(self, pair: Pair, x: Tensor, y: Tensor) -> None:
         """Keep copies of the values of a small pair, (r, c) each."""
-        self._kept[id(pair)] = _Kept(pair, (x.clone().view(-1), y.clone().view(-1)))
+        self._kept[id(pair)] = _Kept(pair, (_copy(x), _copy(y)))
 
     def values(self, pair: Pair) -> Values | None:
         """Return both sides of a pair, (r, c) each; None if they are not kept."""
@@ -60,3 +60,8 @@ class SmallWeights:
             return None
         shape, stop = pair.original.matrix, kept.first + pair.original.n
         return kept.sides[0][kept.first : stop].view(shape), kept.sides[1][kept.first : stop].view(shape)
+
+
+def _copy(values: Tensor) -> Tensor:
+    """Return a copy as a vector, row by row, also of transposed values."""
+    return values.clone(memory_format=torch.contiguous_format).view(-1)
