@@ -71,6 +71,8 @@ def plot_dots(dots: Dots | None) -> "Figure":
         raise UsageError("plot(): no candidate has a number to draw")
     front = sorted((dot for dot in dots.shown if dot.is_best), key=lambda dot: dot.bytes)
     unit, name = (1024 * MIB, "GiB") if max(dot.bytes for dot in dots.shown) >= 1024 * MIB else (MIB, "MiB")
+    if dots.log:  # first: older versions of matplotlib warn about an axis that holds a single value already
+        axes.set_yscale("log")
     axes.plot([dot.bytes / unit for dot in front], [dot.value for dot in front], "--", lw=1, label="Pareto-optimal")
     drawing = draw_dots(dots)
     for dot, point in zip(dots.shown, drawing.points, strict=True):
@@ -83,6 +85,4 @@ def plot_dots(dots: Dots | None) -> "Figure":
     axes.margins(RANGE_MARGIN)
     if len(front) > 1:
         axes.legend()
-    if dots.log:
-        axes.set_yscale("log")
     return figure
