@@ -28,6 +28,11 @@ try:
 except ImportError as error:
     raise UsageError(EXTRA) from error
 
+if not torch.cuda.is_available():
+    # transformers asks whether a CUDA stream is being captured. Builds of torch for CUDA raise an error then if there
+    # is no driver, and while they make it in a greenlet the process crashes: its callers' frames are not on the stack.
+    torch.cuda.is_current_stream_capturing = lambda: False
+
 UnitCall = tuple[Unit, tuple[object, ...], dict[str, object]]  # a unit and the arguments of its forward
 
 
