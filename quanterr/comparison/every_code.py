@@ -18,6 +18,7 @@ from quanterr.documents.comparison.model import ComparedFile, Report, Side
 from quanterr.documents.comparison.origin import TensorOrigin
 from quanterr.documents.gate_results import Reason, list_reasons, store_reasons
 from quanterr.errors import Interrupted
+from quanterr.findings.excess import CODES_BY_REGION
 from quanterr.kernel.library import Kernel
 from quanterr.origin.classes import classify
 from quanterr.origin.exact import requantize
@@ -29,7 +30,7 @@ from quanterr.util.small_file import read_small
 from quanterr.util.text import count
 
 HASHING_THREADS = 2
-EXCESS = ("excess_error", "excess_rows", "excess_columns", "excess_blocks")  # findings about codes of sampled rows
+EXCESS = ("excess_error", *CODES_BY_REGION.values())  # findings about codes of sampled rows
 
 
 def add_origin(
@@ -70,7 +71,7 @@ def add_origin(
         replace(
             report,
             origin=origin,
-            findings=complete_findings(report.findings, origin),
+            findings=_complete_findings(report.findings, origin),
             original=_add_checksums(report.original, original, sums),
             quantized=_add_checksums(report.quantized, candidate, sums),
         )
@@ -78,16 +79,16 @@ def add_origin(
     ]
 
 
-def complete_findings(findings: Sequence[Finding], origin: Sequence[TensorOrigin]) -> list[Finding]:
+def _complete_findings(findings: Sequence[Finding], origin: Sequence[TensorOrigin]) -> list[Finding]:
     """Return the findings; those about codes of sampled rows that are not the nearest say so of all codes, too."""
     off = {tensor.layer_name: tensor for tensor in origin if tensor.off_codes}
     return [
-        _complete(finding, off[finding.layer]) if finding.code in EXCESS and finding.layer in off else finding
+        _complete_finding(finding, off[finding.layer]) if finding.code in EXCESS and finding.layer in off else finding
         for finding in findings
     ]
 
 
-def _complete(finding: Finding, tensor: TensorOrigin) -> Finding:
+def _complete_finding(finding: Finding, tensor: TensorOrigin) -> Finding:
     amount = f"{tensor.off_codes:,} in {count(tensor.off_rows, 'row')}"
     row, col = tensor.places[0]
     more = f"of all codes, {amount} differ from the nearest, first in row {row:,}, column {col:,}"

@@ -531,11 +531,8 @@ def _list_roundings(evaluation: Evaluation) -> set[str]:
 COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
     *(name for kind in (Scores, Embeddings) for name in kind.__struct_fields__ if name not in COUNTS),
-    *(
-        "output_snr_db",
-        "output_cosine",
-        "output_error_worst",
-    ),  # output_error is an error of weights
+    # output_error is not among them: it is an error of weights.
+    *("output_snr_db", "output_cosine", "output_error_worst"),
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),
     *PREDICTED,
     *OF_TASKS,
