@@ -180,10 +180,7 @@ def _find_tokens(
     try:
         ids = apply(messages)
         if has_marks:
-            marked = tokenizer.apply_chat_template(
-                messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-            )
-            return list(marked["input_ids"]), [bool(is_marked) for is_marked in marked["assistant_masks"]]
+            return _find_marked_tokens(tokenizer, messages)
         scored = [False] * len(ids)
         for n, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -202,6 +199,26 @@ def _find_tokens(
     except Exception as error:  # jinja raises errors of many classes when a template refuses a conversation
         raise UsageError(f"{where}: the chat template refuses it: {display(str(error), 300)}") from error
     return ids, scored
+
+
+def _find_marked_tokens(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject]
+) -> tuple[list[int], list[bool]]:
+    """Return the token ids of a conversation, and which of them overlap what the template marks as the assistant's.
+
+    The mask of transformers before 5.24 reaches to the end of the conversation if marked text ends in white space.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (text,), (spans,) = render_jinja_template(
+        [list(messages)],
+        chat_template=tokenizer.get_chat_template(),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    is_marked = [any(start < last and first < end for first, last in spans) for start, end in encoded["offset_mapping"]]
+    return list(encoded["input_ids"]), is_marked
 
 
 def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[JsonObject], **more: bool) -> list[int]:
