@@ -329,8 +329,8 @@ class ReportBuilder:
         if not complete:
             done = len(self._refused) + sum(layer is not None for layer in self._compared)
             reasons.append(f"interrupted: {done} of {len(self._pairing.pairs)} weights were compared")
-        known = [item for item in not_compared if item.bucket not in ONE_SIDED_BUCKETS]  # found by name, and refused
-        if not self._pairing.pairs and not known and original.entries.keys().isdisjoint(quantized.entries):
+        on_both_sides = [item for item in not_compared if item.bucket not in ONE_SIDED_BUCKETS]  # but refused
+        if not self._pairing.pairs and not on_both_sides and original.entries.keys().isdisjoint(quantized.entries):
             matched = f"the original has {_list_names(original)}; the quantized checkpoint {_list_names(quantized)}"
             both = original.entries and quantized.entries
             other = describe_other_model(original, quantized)

@@ -163,7 +163,7 @@ def list_waived(judged: object) -> list[str]:
 def exit_status(judged: HasGates, allow_partial: bool = False, damage: Sequence[str] | None = None) -> Status:
     """Return the exit status of a judged result; an inconclusive verdict outranks a gate that does not hold.
 
-    With ``allow_partial``, an inconclusive verdict counts only if there is ``damage``, by default that of the result.
+    ``allow_partial`` ignores an inconclusive verdict unless there is ``damage``; None asks :func:`list_damage` for it.
     """
     damaged = list_damage(judged) if damage is None else damage
     if judged.verdict == "inconclusive" and (damaged or not allow_partial):

@@ -72,7 +72,7 @@ class Item(Struct, frozen=True, gc=False):
 
 @dataclass
 class Subject:
-    """What rules judge: a report, or a candidate in a document with several, with its items and metrics.
+    """A report, or one candidate of a document with several, as rules judge it: its items and its metrics.
 
     ``trouble`` explains why no rule about the whole model can hold, ``unreliable`` why the verdict can only be
     inconclusive, ``unquantized`` why it is inconclusive under any rules: the measured model is not the quantized one.

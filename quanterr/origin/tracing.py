@@ -38,8 +38,8 @@ NESTED_SCALES = "nested_absmax"
 # bitsandbytes does not always take the nearest entry of the table by which it quantizes scales: in two of 2,048 groups
 # it took the next one, 16 % and 26 % away. The limit is relative.
 MAX_SCALE_DIFFERENCE = 0.3
-# An arithmetic that leaves at least one code in this many unexplained, in at least every second row, is not looked at
-# any further: a method moved the codes, or they are not those of the original.
+# The search by an arithmetic ends early if at least one code in this many, in at least every second row, is not the
+# nearest: then a method such as GPTQ moved the codes, or they are another original's.
 CODES_PER_MOVED = 100
 NO_PLACES = Places()
 
@@ -51,9 +51,7 @@ class Trace(NamedTuple):
     recipe: str = ""  # gives all values, or nearly all
     unlike: Places = NO_PLACES  # values that the recipe does not give
     has_same_codes: bool = False  # all codes are the recipe's, whatever the scales
-    has_codes_of_recipe: bool = (
-        False  # all codes are the recipe's, and nested scales differ by at most MAX_SCALE_DIFFERENCE
-    )
+    has_codes_of_recipe: bool = False  # the same, and nested scales differ from its by at most MAX_SCALE_DIFFERENCE
     arithmetic: str = ""  # the arithmetic in which every code is the nearest
     is_fine: bool = False  # that arithmetic is float32: only ties leave a choice
     free: int = 0  # codes for which another level would have done as well

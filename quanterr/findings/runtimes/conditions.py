@@ -65,7 +65,7 @@ def check_repacked(contents: Contents, place: str) -> Iterator[LoadingReason]:
 
 
 def check_torchao(contents: Contents) -> Iterator[LoadingReason]:
-    """Yield a reason if a header lists no tensors, or does not describe all: torchao needs that of dense ones, too."""
+    """Yield a reason unless the header lists all tensors and describes each: torchao raises even for a plain one."""
     header = {key: text for own in contents.checkpoint.metadata for key, text in own.items()}
     if contents.labels.method != "torchao" or not header:
         return

@@ -82,8 +82,10 @@ class Layout(NamedTuple):
     signs: Fields = ()  # 1: the part's scale is negative
     minima: Fields = ()
     minus: Fields = ()  # signs of eight elements, a bit for each, or an index of ``Numbers.patterns``
-    d: int | Fields | None = 0  # first byte of the rows' float16 numbers in the block, or their bits; or IN_HEAD
-    d_minima: int | None = None  # first byte of more float16 numbers
+    # The block's float16 scales, one for each row: the index of their first byte in the block, or the places of their
+    # bits; IN_HEAD if they stand before the row, None if the type has none.
+    d: int | Fields | None = 0
+    d_minima: int | None = None  # the same of the block's float16 minima: the index of their first byte
 
     @property
     def span(self) -> tuple[int, int]:
