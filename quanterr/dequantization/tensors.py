@@ -107,8 +107,8 @@ def list_tensors_like(
 
     Names, shapes and the order of rows are those of the original, and so is the dtype if None is given. Changes of
     numbers are undone. Tensors that a converter computed, and rows of no token or position that it dropped, are copied
-    from the original. ``by_names`` means that the original has no values to compare readings with, so conventions
-    decide.
+    from the original. ``by_names`` means that the original has no values that show how to interpret a weight, so
+    that conventions decide.
 
     Returns:
         The tensors, and the number of tensors that the converter wrote to another file or left out, by reason.

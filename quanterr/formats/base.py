@@ -38,10 +38,10 @@ __all__ = [
     "FormatMismatch",
     "Hints",
     "InputRotation",
+    "LazyWeights",
     "Order",
     "PartSpec",
     "Parts",
-    "Readings",
     "RotatedWeight",
     "Values",
     "Weight",
@@ -337,7 +337,7 @@ def _pick(of_rows: Tensor, rows: Tensor | None) -> Tensor:
     return of_rows if rows is None or len(of_rows) == 1 else of_rows[rows]
 
 
-class Readings(Sequence[Weight]):
+class LazyWeights(Sequence[Weight]):
     """Weights that are made anew each time they are accessed: alternatives that only a broken weight needs."""
 
     def __init__(self, make: Callable[[int], Weight], sizes: Sequence[int]) -> None:
@@ -353,7 +353,7 @@ class Readings(Sequence[Weight]):
     def __getitem__(self, index: slice) -> Sequence[Weight]: ...
     def __getitem__(self, index: int | slice) -> Weight | Sequence[Weight]:
         size = self._sizes[index]
-        return self._make(size) if isinstance(size, int) else Readings(self._make, size)
+        return self._make(size) if isinstance(size, int) else LazyWeights(self._make, size)
 
 
 class RotatedWeight(NamedTuple):

@@ -17,7 +17,7 @@ Int8Linear; vllm-project/compressed-tensors@ac8e2ba8 compressors/naive_quantized
 
 from functools import partial
 
-from quanterr.formats.base import Parts, PartSpec, Readings, Weight
+from quanterr.formats.base import LazyWeights, Parts, PartSpec, Weight
 from quanterr.formats.shared.comfy_labels import INT8, INT8_LABELS
 from quanterr.formats.shared.pre_quant_scale import PART
 from quanterr.formats.shared.scale_grid import fit_scaled, make_scaled_formats
@@ -42,7 +42,7 @@ def fit(parts: Parts) -> Weight | None:
     if len(weight.shape) != 2 or is_plain:
         return weight
     sizes = [size for size in ROTATIONS if weight.shape[1] % size == 0]
-    rotated = Readings(partial(_make_rotated, parts), sizes)
+    rotated = LazyWeights(partial(_make_rotated, parts), sizes)
     weight.alternatives = (*weight.alternatives, *rotated) if weight.alternatives else rotated
     weight.prescribed = weight.prescribed or bool(parts.hints.labels)
     return weight

@@ -7,8 +7,8 @@
                  (conversion.py)
     leftovers    are all entries of both checkpoints that are in no pair, with the reason
 
-If headers allow several readings of a weight, the pair keeps alternatives, and choose_alternatives compares values to
-decide.
+If headers allow several interpretations of a weight, the pair keeps alternatives, and choose_alternatives compares
+values to decide.
 """
 
 from collections.abc import Iterable
@@ -162,9 +162,9 @@ class _Pairer:
         swapped_x = self.original.memoize(("transposed", x.name), lambda: transpose_weight(x))
         prescribed = self.conversion.stores_inputs_first(pair)
         if prescribed is not None:
-            readings = "[in, out]", "[out, in]"
+            interpretations = "[in, out]", "[out, in]"
             first, other = (swapped_x, x) if prescribed else (x, swapped_x)
-            said, text = readings if prescribed else readings[::-1]
+            said, text = interpretations if prescribed else interpretations[::-1]
             contradiction = Contradiction(f"the original {said}, as its model is stored", f"the original {text}")
             offered = Alternative(other, None, TRANSPOSITION, contradiction)
             return replace(pair, original=first, alternatives=(*pair.alternatives, offered))
@@ -254,7 +254,7 @@ class _Pairer:
 
     def _add(self, name: str, x: Weight, held: HeldWeight, there: str | None, alternative: Alternative | None) -> None:
         """Add a pair with both weights in one orientation, or record both as leftovers with the reason."""
-        x, y, readings = self.kernels.unify(*_orient(x, held.weight, self.original))
+        x, y, interpretations = self.kernels.unify(*_orient(x, held.weight, self.original))
         if self.quantized.checkpoint.gguf is not None:
             y = _restore_shape(y, x.shape)
         elif self.original.checkpoint.gguf is not None:
@@ -272,7 +272,7 @@ class _Pairer:
             reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x, y)}"
             self._leave_both(name, there, Bucket.SHAPE_MISMATCH, reason, held)
         else:
-            offered = (*readings, *(() if alternative is None else (alternative,)))
+            offered = (*interpretations, *(() if alternative is None else (alternative,)))
             self.pairs.append(self._make_pair(name, x, y, name, held.holders, offered))
 
     def _make_pair(

@@ -1,14 +1,14 @@
-"""Choice among several readings of a weight: the one nearest to the original on a sample of values, before the run.
+"""Choice among the interpretations of a weight, before the run: the nearest to the original on a sample of values.
 
-    a weight's alternatives    other readings of its tensors, where label and shapes allow several; tried only if the
-                               first has a larger error than any correct reading
+    a weight's alternatives    other interpretations of its tensors, where label and shapes allow several; tried only if
+                               the first has a larger error than any correct one
     a pair's alternatives      other weights on either side: norms plus one, the original transposed
     experts in another order   see experts.py
     folded scales              see smoothing.py
 
-Label, configuration, program and architecture determine how programs will read a file. If one of them prescribes a
-reading, that reading stays; if another reading fits much better, the file is wrong, which is reported as an error with
-both numbers. If nothing prescribes a reading, the nearest one is chosen.
+Label, configuration, program and architecture determine how programs will read a file. If one of them prescribes an
+interpretation, that one stays; if another fits much better, the file is wrong, which is reported as an error with both
+numbers. If nothing prescribes an interpretation, the nearest one is chosen.
 
 Earlier steps read only headers, except for reversed matrices and small tensors whose values show what they are.
 """
@@ -22,12 +22,12 @@ from msgspec.structs import replace
 from quanterr.formats.reading import Reader, open_reader
 from quanterr.pairing.experts import restore_experts
 from quanterr.pairing.model import Alternative, Contradiction, Leftover, Pair, Pairing
-from quanterr.pairing.sampling import CLOSE_READING, ORDER, ReadingThreshold, choose_nearest
+from quanterr.pairing.sampling import CLOSE_INTERPRETATION, ORDER, InterpretationThreshold, choose_nearest
 from quanterr.pairing.smoothing import undo_smoothing
 
 
 def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
-    """Return the pairing after a choice among all alternatives: each pair has one reading, or is among the leftovers.
+    """Return the pairing after a choice among all alternatives; pairs without a clear choice are among the leftovers.
 
     With ``undo``, factors that a quantizer moved between weights are moved back, and experts that were reordered
     together with the rows of their router are put back in order.
@@ -37,7 +37,7 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     with open_reader() as reader:
         for pair in pairing.pairs:
             is_doubted = pair.quantized.alternatives and not pair.quantized.codes.file.is_certain
-            read = _choose_reading(pair, reader) if is_doubted or pair.original.alternatives else pair
+            read = _choose_interpretation(pair, reader) if is_doubted or pair.original.alternatives else pair
             chosen = _choose_alternative(read, reader) if read.alternatives else read
             if isinstance(chosen, Pair):
                 pairs.append(chosen)
@@ -48,11 +48,11 @@ def choose_alternatives(pairing: Pairing, undo: bool = True) -> Pairing:
     return replace(pairing, pairs=pairs, leftovers=leftovers, folded=folded, reordered=reordered)
 
 
-def _choose_reading(pair: Pair, reader: Reader) -> Pair:
-    """Return the pair in the prescribed reading, or in the nearest one if nothing prescribes a reading."""
+def _choose_interpretation(pair: Pair, reader: Reader) -> Pair:
+    """Return the pair in the prescribed interpretation, or else in the nearest one."""
     x, y = pair.original, pair.quantized
     others = chain(((x, other) for other in y.alternatives), ((other, y) for other in x.alternatives))
-    bar = CLOSE_READING if y.close_alternatives or x.close_alternatives else ORDER
+    bar = CLOSE_INTERPRETATION if y.close_alternatives or x.close_alternatives else ORDER
     choice = choose_nearest((x, y), others, bar, reader)
     if choice.number is None:
         y.alternatives = ()  # no longer needed: they are as large as the weight
@@ -76,7 +76,7 @@ def _choose_reading(pair: Pair, reader: Reader) -> Pair:
 
 
 def _choose_alternative(pair: Pair, reader: Reader) -> Pair | Sequence[Leftover]:
-    """Return the pair, in the nearest of its readings if nothing prescribes one; or its leftovers."""
+    """Return the pair, in the nearest of its interpretations if nothing prescribes one; or its leftovers."""
     for bar in dict.fromkeys(other.bar for other in pair.alternatives):
         same = [other for other in pair.alternatives if other.bar == bar]
         chosen = _choose_among(pair, same, bar, reader)
@@ -86,9 +86,9 @@ def _choose_alternative(pair: Pair, reader: Reader) -> Pair | Sequence[Leftover]
 
 
 def _choose_among(
-    pair: Pair, others: Sequence[Alternative], bar: ReadingThreshold, reader: Reader
+    pair: Pair, others: Sequence[Alternative], bar: InterpretationThreshold, reader: Reader
 ) -> Pair | Sequence[Leftover] | None:
-    """Return the choice of the nearest alternative; None if none is nearer than the first reading."""
+    """Return the choice of the nearest alternative; None if none is nearer than the first interpretation."""
     tried = [(other.original, other.quantized or pair.quantized) for other in others]
     choice = choose_nearest((pair.original, pair.quantized), tried, bar, reader)
     if choice.number is None:

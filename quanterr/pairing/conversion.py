@@ -5,8 +5,8 @@
         numbers    that one side changed are changed on the other side, too, as undoing them in float32 loses digits
 
 The program, the architecture of a GGUF file and the model_type of a config.json prescribe the changes (converters/). If
-a file fits another reading better, loaders will read it wrongly: the pair keeps the prescribed reading, and the other
-one is reported with its error.
+a file fits another interpretation better, loaders will read it wrongly: the pair keeps the prescribed one, and the
+other is reported with its error.
 """
 
 import re
@@ -28,7 +28,7 @@ from quanterr.pairing.converters.numbers import Added, Change, Multiplied
 from quanterr.pairing.model import Alternative, Contradiction, KeyHeads, Pair
 from quanterr.pairing.names import Atoms, atoms_of, canonicalize, find_other_arrangements
 from quanterr.pairing.rotary import unify_row_order, unify_side
-from quanterr.pairing.sampling import CLOSE_READING, VALUES
+from quanterr.pairing.sampling import CLOSE_INTERPRETATION, VALUES
 from quanterr.pairing.views import (
     map_elements,
     reorder,
@@ -527,7 +527,7 @@ def _change_numbers(
     others += [(_apply(change, before), change.text) for change in mistaken]
     alternatives = []
     # A factor near 1 changes a matrix less than its quantization does, so that a small difference must decide.
-    bar = CLOSE_READING if any(isinstance(change, Multiplied) for change in changes) else VALUES
+    bar = CLOSE_INTERPRETATION if any(isinstance(change, Multiplied) for change in changes) else VALUES
     for other, text in others:
         contradiction = Contradiction(expected, f"values {text}")
         x, y = (other, None) if side == 0 else (pair.original, other)

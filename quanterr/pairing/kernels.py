@@ -29,17 +29,17 @@ class Kernels:
         self._has_unmoved = False  # whether the shape of some kernel on MLX's side shows torch's order
 
     def unify(self, x: Weight, y: Weight) -> tuple[Weight, Weight, tuple[Alternative, ...]]:
-        """Bring two weights of one name into torch's order if shapes show MLX's; also return other readings."""
+        """Bring two weights of one name into torch's order if shapes show MLX's; also return other interpretations."""
         name, weights = x.name, (x, y)
         if x.shape == y.shape:
             is_kernel = self._side is not None and _is_kernel(name, x.shape) and not _is_plain(x.shape)
-            if is_kernel and not _find_readings(y, x.shape):
+            if is_kernel and not _find_interpretations(y, x.shape):
                 self._has_unmoved = True
             return x, y, ()
         for side in (self._side,) if self._side is not None else (1, 0) if _has_kernel_name(name, x.shape) else ():
-            readings = _find_readings(weights[side], weights[1 - side].shape)
-            if readings:
-                first, others = readings[0], tuple(_offer(side, other, x) for other in readings[1:])
+            interpretations = _find_interpretations(weights[side], weights[1 - side].shape)
+            if interpretations:
+                first, others = interpretations[0], tuple(_offer(side, other, x) for other in interpretations[1:])
                 return (first, y, others) if side == 0 else (x, first, others)
         return x, y, ()
 
@@ -50,25 +50,25 @@ class Kernels:
         if side is None or not pair.original.codes.shape == shape == pair.quantized.codes.shape:
             return pair
         stored = (pair.original, pair.quantized)[side]
-        readings = () if stored.encoding == "bits" or _is_plain(shape) else _find_readings(stored, shape)
-        if not readings:
+        interpretations = () if stored.encoding == "bits" or _is_plain(shape) else _find_interpretations(stored, shape)
+        if not interpretations:
             return pair
         if not is_known or self._has_unmoved or not _is_kernel(pair.name, shape):
-            offered = tuple(_offer(side, other, pair.original) for other in readings)
+            offered = tuple(_offer(side, other, pair.original) for other in interpretations)
             return replace(pair, alternatives=(*pair.alternatives, *offered))
-        contradiction = Contradiction(f"{readings[0].evidence[0]}, as MLX expects", AS_IN_TORCH)
-        offered = tuple(_offer(side, other, pair.original) for other in readings[1:])
+        contradiction = Contradiction(f"{interpretations[0].evidence[0]}, as MLX expects", AS_IN_TORCH)
+        offered = tuple(_offer(side, other, pair.original) for other in interpretations[1:])
         as_stored = replace(_offer(side, stored, pair.original), contradiction=contradiction)
-        first = replace(pair, original=readings[0]) if side == 0 else replace(pair, quantized=readings[0])
+        first = replace(pair, original=interpretations[0]) if side == 0 else replace(pair, quantized=interpretations[0])
         return replace(first, alternatives=(*pair.alternatives, *offered, as_stored))
 
 
-def _offer(side: int, reading: Weight, original: Weight) -> Alternative:
-    return Alternative(reading, None, ORDER) if side == 0 else Alternative(original, reading, ORDER)
+def _offer(side: int, interpretation: Weight, original: Weight) -> Alternative:
+    return Alternative(interpretation, None, ORDER) if side == 0 else Alternative(original, interpretation, ORDER)
 
 
-def _find_readings(weight: Weight, shape: Shape) -> Sequence[Weight]:
-    """Return the readings of a weight of MLX as a kernel with this shape in torch, the likeliest first."""
+def _find_interpretations(weight: Weight, shape: Shape) -> Sequence[Weight]:
+    """Return the interpretations of a weight of MLX as a kernel with this shape in torch, the likeliest first."""
     fits = len(shape) > 2 and weight.n == prod(shape) > 0
     is_stack = EXPERTS in canonicalize(weight.name)[0].split(".")
     return tuple(_read(weight, shape)) if fits and not is_stack else ()

@@ -14,7 +14,7 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.lazy_torch import Tensor
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.sums import Sums
-from quanterr.pairing.sampling import ReadingThreshold
+from quanterr.pairing.sampling import InterpretationThreshold
 from quanterr.tensors.casts import Copy
 from quanterr.tensors.chunks import Chunk
 
@@ -50,10 +50,10 @@ class Leftover(Struct, frozen=True):
 
 
 class Contradiction(NamedTuple):
-    """The reading of a weight that a convention prescribes, and another one that fits the original better."""
+    """The interpretation of a weight that a convention prescribes, and another one that fits the original better."""
 
-    prescribed: str  # the reading that is used, in words, with what prescribes it
-    other: str  # the other reading
+    prescribed: str  # the interpretation that is used, in words, with what prescribes it
+    other: str  # the other interpretation
     prescribed_error: float = 0.0  # relative error on a sample
     other_error: float = 0.0
 
@@ -61,13 +61,13 @@ class Contradiction(NamedTuple):
 class Alternative(Struct, frozen=True):
     """Weights that replace the weights of a pair if a sample of values fits them better.
 
-    If a convention prescribes the first reading, the pair keeps it and gets the contradiction.
+    If a convention prescribes the first interpretation, the pair keeps it and gets the contradiction.
     """
 
     original: Weight
     quantized: Weight | None  # None: the pair's quantized weight
-    bar: ReadingThreshold
-    contradiction: Contradiction | None = None  # None: nothing prescribes a reading
+    bar: InterpretationThreshold
+    contradiction: Contradiction | None = None  # None: nothing prescribes one
     evidence: str = ""  # evidence to add to the pair if the alternative wins; {error} is the relative error
     warning: str = ""  # warning to add in the same case; {error} as above
     leftovers: tuple[Leftover, ...] = ()  # replace the pair if the alternative fits better, which is an error here

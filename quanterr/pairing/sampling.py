@@ -1,4 +1,4 @@
-"""Errors between two weights on a sample of rows, and the choice of the reading with the smallest error."""
+"""Errors between two weights on a sample of rows, and the choice of the interpretation with the smallest error."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -11,7 +11,7 @@ from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.tensors.chunks import Chunk
 
-# Relative errors ||e|| / ||x||: those of correct readings are below SUSPICIOUS, of wrong ones BETTER times larger.
+# Relative errors ||e|| / ||x||: a correct interpretation's is below SUSPICIOUS, a wrong one's BETTER times larger.
 SUSPICIOUS = 0.35
 BETTER = 3.0
 
@@ -19,16 +19,16 @@ BETTER = 3.0
 # RELATED, even at two bits, and that of the other above UNRELATED.
 RELATED, UNRELATED = 0.7, 1.2
 
-# Readings may differ by one code step (rounding errs by a third of a step, a wrong reading by a whole step) or only at
-# the edges of blocks: the error of the wrong one cannot be smaller by this factor.
+# Interpretations may differ by one code step (rounding errs by a third of a step, a wrong interpretation by a whole
+# step) or only at the edges of blocks: the error of the wrong one cannot be smaller by this factor.
 CLEARLY = 1.2
 
 # Largest relative error between a tensor and its copy, perhaps in another dtype.
 SAME = 0.01
 
 
-class ReadingThreshold(NamedTuple):
-    """The condition under which another reading replaces the first, by the relative errors of both on a sample."""
+class InterpretationThreshold(NamedTuple):
+    """The condition under which another interpretation replaces the first; relative errors are those on a sample."""
 
     tried_above: float  # others are tried only if the first has a larger error
     times_better: float = inf  # factor by which the other's error must be smaller
@@ -36,43 +36,43 @@ class ReadingThreshold(NamedTuple):
     unless_same: bool = False  # instead, accept the other if its error is above SAME, so that it is not a copy
 
     def is_met(self, first: float, other: float) -> bool:
-        """Return whether the other reading wins."""
+        """Return whether the other interpretation wins."""
         if self.unless_same:
             return other > SAME
         better = other < first and self.times_better * other <= first
         return better or (self.apart and other < RELATED < UNRELATED < first)
 
 
-CLOSE_READING = ReadingThreshold(-1.0, CLEARLY)
-ORDER = ReadingThreshold(SUSPICIOUS, BETTER, apart=True)
-VALUES = ReadingThreshold(-1.0, BETTER, apart=True)
-TRANSPOSITION = ReadingThreshold(UNRELATED, apart=True)
-NO_COPY = ReadingThreshold(-1.0, unless_same=True)
+CLOSE_INTERPRETATION = InterpretationThreshold(-1.0, CLEARLY)
+ORDER = InterpretationThreshold(SUSPICIOUS, BETTER, apart=True)
+VALUES = InterpretationThreshold(-1.0, BETTER, apart=True)
+TRANSPOSITION = InterpretationThreshold(UNRELATED, apart=True)
+NO_COPY = InterpretationThreshold(-1.0, unless_same=True)
 
 
-class ChosenReading(NamedTuple):
-    """The chosen reading: the index of an alternative, or None for the first."""
+class ChosenInterpretation(NamedTuple):
+    """The chosen interpretation: the index of an alternative, or None for the first."""
 
     number: int | None
-    first: float  # relative error of the first reading
-    least: float  # smallest relative error of the readings tried
+    first: float  # relative error of the first interpretation
+    least: float  # smallest relative error of the interpretations tried
 
 
 def choose_nearest(
     first: tuple[Weight, Weight],
     others: Iterable[tuple[Weight, Weight]],
-    bar: ReadingThreshold,
+    bar: InterpretationThreshold,
     reader: Reader,
-) -> ChosenReading:
+) -> ChosenInterpretation:
     """Choose among (original, quantized) pairs by their errors on a few rows; ``bar`` decides if others are tried."""
     if bar.tried_above >= SUSPICIOUS and 0 < (error := _error_of_first_rows(*first, reader)) <= SUSPICIOUS:
-        return ChosenReading(None, error, error)  # if these rows are right, no other reading can be right, too
+        return ChosenInterpretation(None, error, error)  # where these rows are right, every other one is wrong
     error = relative_error(*first, reader)
     errors = [] if error <= bar.tried_above else [relative_error(*other, reader) for other in others]
     if not errors:
-        return ChosenReading(None, error, error)
+        return ChosenInterpretation(None, error, error)
     least = min(errors)
-    return ChosenReading(errors.index(least) if bar.is_met(error, least) else None, error, least)
+    return ChosenInterpretation(errors.index(least) if bar.is_met(error, least) else None, error, least)
 
 
 # Number of places in a sample, and maximum number of rows and elements at a place.

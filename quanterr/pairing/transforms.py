@@ -7,8 +7,8 @@
     weight_input    the stored weight is W V^-T; so stored · V^T is the weight in the original's basis
 
 A target can be a class, but no file states the class of a module: "Linear" is taken to mean all matrices except
-embeddings. Unquantized routers and experts may have other classes: the reading nearer to the original's values is
-chosen (alternatives.py), with a warning.
+embeddings. Unquantized routers and experts may have other classes: the interpretation nearer to the original is chosen
+(alternatives.py), with a warning.
 
 Only ``input`` is undone. ``output``, ``q_attn`` and ``k_cache`` change what a model computes, but not its weights.
 A wrong declaration is visible, because a weight that was not rotated then gets a large error.
@@ -329,7 +329,7 @@ def view_without_rotation(weight: Weight, what: str, matrix: Rotation) -> Weight
         unit=None,
         rotated=RotatedWeight(weight, matrix.apply_to_weight, InputRotation(matrix.apply, matrix.undo)),
         evidence=(what, *weight.evidence),
-        alternatives=tuple(view_without_rotation(reading, what, matrix) for reading in weight.alternatives),
+        alternatives=tuple(view_without_rotation(other, what, matrix) for other in weight.alternatives),
         computed=True,
     )
 

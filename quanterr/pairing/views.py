@@ -41,9 +41,7 @@ def take_rows(weight: Weight, first: int, shape: tuple[int, ...]) -> Weight:
     if first == 0 and prod(shape) == prod(weight.shape):
         return reshape_weight(weight, shape)
     share = prod(shape) / max(prod(weight.shape), 1)
-    return _view_readings(
-        weight, lambda reading: _make_view(reading, shape, partial(_dequantize_rows, reading, first), share)
-    )
+    return _view_each(weight, lambda each: _make_view(each, shape, partial(_dequantize_rows, each, first), share))
 
 
 def _dequantize_rows(weight: Weight, first: int, chunk: Chunk, workspace: Workspace) -> Values:
@@ -64,16 +62,16 @@ def reshape_weight(weight: Weight, shape: tuple[int, ...]) -> Weight:
     if shape == weight.shape:
         return weight
     if as_matrix(shape) != weight.matrix:
-        return _view_readings(
-            weight, lambda reading: _make_view(reading, shape, partial(_dequantize_flat, reading, as_matrix(shape)))
+        return _view_each(
+            weight, lambda each: _make_view(each, shape, partial(_dequantize_flat, each, as_matrix(shape)))
         )
-    return _view_readings(
+    return _view_each(
         weight,
-        lambda reading: replace(
-            _make_view(reading, shape, reading.dequantize),
-            rotated=reading.rotated,
-            branch=reading.branch,
-            unit=reading.unit,
+        lambda each: replace(
+            _make_view(each, shape, each.dequantize),
+            rotated=each.rotated,
+            branch=each.branch,
+            unit=each.unit,
         ),
     )
 
@@ -90,12 +88,12 @@ def stack_weights(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
     if len(weights) == 1:
         return reshape_weight(weights[0], shape)
     others = zip(*(weight.alternatives for weight in weights), strict=False)
-    return _stack_reading(weights, shape).with_alternatives(
-        _stack_reading(alternatives, shape) for alternatives in others
+    return _stack_without_alternatives(weights, shape).with_alternatives(
+        _stack_without_alternatives(alternatives, shape) for alternatives in others
     )
 
 
-def _stack_reading(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
+def _stack_without_alternatives(weights: Sequence[Weight], shape: tuple[int, ...]) -> Weight:
     axis = 1 if len(shape) == 1 else 0
     starts = [0]
     for weight in weights:
@@ -169,7 +167,7 @@ def _dequantize_joined(weights: Sequence[Weight], starts: Sequence[int], chunk: 
 def add_weights(weights: Sequence[Weight]) -> Weight:
     """Add weights of one shape in float32, in order, as the biases of a layer split by columns are added."""
     return replace(
-        _stack_reading(weights, weights[0].shape),
+        _stack_without_alternatives(weights, weights[0].shape),
         dequantize=partial(_dequantize_sum, weights),
         levels=None,
         computed=True,
@@ -188,10 +186,10 @@ def reorder(weight: Weight, order: Order) -> Weight:
     axis = 1 if order.columns or len(weight.shape) == 1 else 0
     blocks = torch.tensor(order.blocks)
     buffer = f"reordered {_count_views(weight)}"
-    return _view_readings(
+    return _view_each(
         weight,
-        lambda reading: _make_view(
-            reading, reading.shape, partial(_dequantize_reordered, reading, blocks, order.unit, axis, buffer)
+        lambda each: _make_view(
+            each, each.shape, partial(_dequantize_reordered, each, blocks, order.unit, axis, buffer)
         ),
     )
 
@@ -240,9 +238,7 @@ def transpose_weight(weight: Weight) -> Weight:
     else:
         function = _dequantize_transposed
     buffer = f"transposed {_count_views(weight)}"
-    return _view_readings(
-        weight, lambda reading: _make_view(reading, shape, partial(function, reading, rows, cols, buffer))
-    )
+    return _view_each(weight, lambda each: _make_view(each, shape, partial(function, each, rows, cols, buffer)))
 
 
 def _dequantize_transposed_kernels(
@@ -287,9 +283,7 @@ def _dequantize_transposed(
 
 def move_inputs(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return a kernel stored [out, …, in] as [out, in, …], which is ``shape``."""
-    return _view_readings(
-        weight, lambda reading: _make_view(reading, shape, partial(_dequantize_kernels, reading, shape))
-    )
+    return _view_each(weight, lambda each: _make_view(each, shape, partial(_dequantize_kernels, each, shape)))
 
 
 def _dequantize_kernels(weight: Weight, shape: tuple[int, ...], chunk: Chunk, workspace: Workspace) -> Values:
@@ -305,9 +299,7 @@ def _dequantize_kernels(weight: Weight, shape: tuple[int, ...], chunk: Chunk, wo
 
 def move_outputs(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return the kernel of a transposed convolution, stored [out, …, in], as [in, out, …], which is ``shape``."""
-    return _view_readings(
-        weight, lambda reading: _make_view(reading, shape, partial(_dequantize_upsampling, reading, shape))
-    )
+    return _view_each(weight, lambda each: _make_view(each, shape, partial(_dequantize_upsampling, each, shape)))
 
 
 def _dequantize_upsampling(weight: Weight, shape: tuple[int, ...], chunk: Chunk, workspace: Workspace) -> Values:
@@ -334,11 +326,9 @@ def _dequantize_held(values: Tensor, chunk: Chunk, workspace: Workspace) -> Valu
 
 def map_elements(weight: Weight, change: ElementChange) -> Weight:
     """Return the weight with a converter's change of each element, in float32."""
-    return _view_readings(
+    return _view_each(
         weight,
-        lambda reading: replace(
-            _make_computed_view(reading, partial(_dequantize_changed, reading, change)), levels=None
-        ),
+        lambda each: replace(_make_computed_view(each, partial(_dequantize_changed, each, change)), levels=None),
     )
 
 
@@ -348,9 +338,7 @@ def _dequantize_changed(weight: Weight, change: ElementChange, chunk: Chunk, wor
 
 def scale_weight(weight: Weight, factors: Tensor, axis: int) -> Weight:
     """Multiply the rows (axis 0) or columns (axis 1) of a matrix by one float32 factor each."""
-    return _view_readings(
-        weight, lambda reading: _make_computed_view(reading, partial(_dequantize_scaled, reading, factors, axis))
-    )
+    return _view_each(weight, lambda each: _make_computed_view(each, partial(_dequantize_scaled, each, factors, axis)))
 
 
 def _dequantize_scaled(weight: Weight, factors: Tensor, axis: int, chunk: Chunk, workspace: Workspace) -> Values:
@@ -418,8 +406,8 @@ _INVERSES: Mapping[object, Callable[..., Weight]] = {
 }
 
 
-def _view_readings(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
-    """Apply a view to a weight and to each of its alternative readings."""
+def _view_each(weight: Weight, view: Callable[[Weight], Weight]) -> Weight:
+    """Apply a view to a weight and to each of its alternatives."""
     return view(weight).with_alternatives(map(view, weight.alternatives))
 
 

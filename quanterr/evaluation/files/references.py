@@ -8,8 +8,8 @@ A folder that ``evaluate --save-reference`` writes:
     config.json, tokenizer.json, …
 
 Hidden states are smaller than logits by width / vocabulary. The head and the model's own code after it compute the same
-logits from them, bit for bit. The few rows are those that pairing reads to choose among readings of a candidate;
-reading any other row raises an error.
+logits from them, bit for bit. The few rows are those that pairing reads to choose among interpretations of
+a candidate's weight; to read any other row raises an error.
 """
 
 import json
