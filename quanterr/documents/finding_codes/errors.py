@@ -33,7 +33,10 @@ CODES = {
     ),
     "outlier_column": FindingCode(
         "info",
-        meaning="a few outlier columns set the scales of most rows",
+        meaning=(
+            "a few outlier columns set the scales of most rows, so that these scales are too coarse for the other "
+            "columns"
+        ),
         example=(
             "model.layers.3.mlp.down_proj.weight: its scales allow no more than 21.3 dB where its peers reach 41.2: 2 "
             "outlier columns"

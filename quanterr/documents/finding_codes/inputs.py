@@ -11,9 +11,7 @@ CODES = {
             "activation scales are above 1e+12 or below 1e-12 in 1 tensor of the quantized checkpoint: "
             "model.layers.0.mlp.up_proj.input_scale"
         ),
-        remedy=(
-            "Recalibrate. No weight depends on these scales, but runtimes that use them compute zeros or infinities."
-        ),
+        remedy="Recalibrate: runtimes that use these scales compute zeros or infinities.",
     ),
     "scale_unlike": FindingCode(
         "warning",
@@ -25,7 +23,7 @@ CODES = {
             "activation scales of the quantized checkpoint are far from their neighbours in 1 tensor: "
             "model.layers.3.mlp.down_proj.input_scale (1.2e-07; the others' median is 0.0123)"
         ),
-        remedy="Recalibrate: runtimes that use these scales give wrong outputs, although no weight depends on them.",
+        remedy="Recalibrate: runtimes that use these scales give wrong outputs.",
     ),
     "scale_misfit": FindingCode(
         "warning",
@@ -73,7 +71,7 @@ CODES = {
             "NaN, infinity or values above 1e+09 in 1 tensor of the quantized checkpoint outside any weight: "
             "rope_freqs.weight"
         ),
-        remedy="Copy the tensor from the original. Runtimes read it.",
+        remedy="Copy the tensor, which runtimes read, from the original.",
     ),
     "massive_activations": FindingCode(
         "info",

@@ -49,13 +49,14 @@ CODES = {
             "gguf_q4_k: 180 weights cannot be stored and stay: model.layers.0.self_attn.q_proj.weight and 179 more "
             "(its 576 columns are not a multiple of 256)"
         ),
-        remedy=(
-            "Choose a recipe that can store them. Otherwise the numbers describe only the weights that are quantized."
-        ),
+        remedy="Choose a recipe that can store them.",
     ),
     "fallback_recipe": FindingCode(
         "info",
-        meaning="rows do not fill the blocks of a K type: stored in another ggml type, as llama-quantize does",
+        meaning=(
+            "weights whose rows do not fill the blocks of a K type are stored in another ggml type, as llama-quantize "
+            "does"
+        ),
         example=(
             "gguf_q4_k: 180 weights are stored as gguf_q5_0, as llama-quantize does (576 columns do not fill its "
             "blocks)"
@@ -66,15 +67,13 @@ CODES = {
         "info",
         meaning="a pattern that excludes layers matches none",
         example='"!vae" excludes nothing: no layer matches it',
-        remedy=(
-            "Nothing, if you use one pattern for many files and this one lacks them. Otherwise, correct the pattern."
-        ),
+        remedy="Correct the pattern, unless you use it for many files, and this one has no such layers.",
     ),
     "many_blocks": FindingCode(
         "info",
-        meaning="the model has too many blocks to report each as a group",
+        meaning="the model has more than 512 blocks, which are therefore not reported as groups",
         example="more than 512 blocks: not grouped by block",
-        remedy="Nothing. Layers are still reported one by one.",
+        remedy="Nothing: each layer is still reported.",
     ),
     "importance_unmatched": FindingCode(
         "error",
@@ -113,7 +112,7 @@ CODES = {
         "info",
         meaning="the sensitivity does not cover all weights",
         example="the sensitivity does not cover 1 weight: model.layers.0.conv.weight",
-        remedy="Nothing. Predictions leave these weights out.",
+        remedy="Nothing: predictions leave these weights out.",
     ),
     "reference_versions": FindingCode(
         "info",

@@ -10,11 +10,13 @@ CODES = {
         example=(
             "21 weights hold FP8 E4M3 codes as BF16 numbers, without their scales: the codes were cast, not dequantized"
         ),
-        remedy="Write the file again with its scales, or dequantize the codes before they are cast.",
+        remedy=(
+            "Write the file again with its scales, or multiply the codes by them before the cast (quanterr dequantize)."
+        ),
     ),
     "dummy_scale": FindingCode(
         "warning",
-        meaning="an unquantized weight has a scale of 1",
+        meaning="an unquantized weight has a scale of 1, which is ignored",
         example="lm_head.weight is not quantized but has a scale of 1, which was ignored",
         remedy="Nothing, if the layer was excluded on purpose. Otherwise, the quantizer skipped it.",
     ),
@@ -40,7 +42,10 @@ CODES = {
             "model.layers.3.mlp.up_proj.weight: 12 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are "
             "negative"
         ),
-        remedy="Check the quantizer. Negative scales that the codes fit, as AutoRound writes them, are not reported.",
+        remedy=(
+            "Quantize these layers again. Negative scales that the codes fit, as AutoRound writes them, are not "
+            "reported."
+        ),
     ),
     "scale_zero": FindingCode(
         "warning",
