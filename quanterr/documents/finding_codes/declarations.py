@@ -85,7 +85,7 @@ CODES = {
             "with value heads grouped by key head"
         ),
         remedy=(
-            "A converter left out a step, or did it twice: convert again. If your runtime reads it otherwise, correct "
+            "Convert again: a converter left out a step, or did it twice. If your runtime reads it otherwise, correct "
             "the metadata."
         ),
     ),

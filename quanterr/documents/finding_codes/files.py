@@ -17,7 +17,7 @@ CODES = {
             "size"
         ),
         example="model-fp8: weight files in the same folder were not read: consolidated.safetensors",
-        remedy="Nothing, if the file is for another runtime. Otherwise remove it.",
+        remedy="Remove them, unless they are for another runtime.",
     ),
     "checksum_mismatch": FindingCode(
         "warning, error",
@@ -40,10 +40,7 @@ CODES = {
         "warning",
         meaning="the checkpoint lacks tensors that its own configuration promises, or that all other blocks have",
         example="model.layers.3 lacks mlp.down_proj, which the other 5 blocks of model.layers have",
-        remedy=(
-            "Quantize or convert the model again. Loaders refuse such a checkpoint, or fill what is missing with "
-            "random numbers."
-        ),
+        remedy="Quantize or convert the model again: loaders refuse it, or fill what is missing with random numbers.",
     ),
     "missing_codes": FindingCode(
         "error",

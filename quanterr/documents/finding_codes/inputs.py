@@ -50,7 +50,7 @@ CODES = {
             "static scales of inputs are declared, but input_scale is missing for 112 weights: "
             "model.layers.0.mlp.up_proj.weight and 111 more"
         ),
-        remedy="Calibrate again, or declare dynamic activations. Runtimes refuse such a file or take a scale of 1.",
+        remedy="Calibrate again, or declare dynamic activations: runtimes refuse such a file or take a scale of 1.",
     ),
     "missing_kv_scale": FindingCode(
         "info, warning",
@@ -84,8 +84,8 @@ CODES = {
             "model.layers.1.mlp.down_proj.weight"
         ),
         remedy=(
-            "Measure the weight alone with `evaluate --swap`, as predictions are uncertain here. Keep it unquantized "
-            "if it matters."
+            "Measure the weight alone with `evaluate --swap`: predictions are uncertain here. Keep it unquantized if "
+            "it matters."
         ),
     ),
     "large_output_errors": FindingCode(

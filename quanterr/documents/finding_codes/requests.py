@@ -16,8 +16,8 @@ CODES = {
     "swapped_sides": FindingCode(
         "info, warning",
         meaning=(
-            "the original is stored quantized and the quantized checkpoint is not: the arguments may be swapped; an "
-            "info if they differ by no more than a cast"
+            "the original is stored quantized and the quantized checkpoint is not; an info if they differ by no more "
+            "than a cast"
         ),
         example="the original stores 224 weights quantized, the quantized checkpoint none: are the arguments swapped?",
         remedy="Pass the original first. Until then, no gate passes.",
@@ -32,15 +32,15 @@ CODES = {
     ),
     "lossless_codes": FindingCode(
         "info, warning",
-        meaning="quantized weights are identical to the original",
+        meaning=(
+            "quantized weights are identical to the original; an info if its values are ternary, binary or constant, "
+            "which codes hold exactly"
+        ),
         example=(
             "quantization lost nothing: 224 weights stored quantized, each identical to the original, which holds "
             "values that are already rounded"
         ),
-        remedy=(
-            "Compare with the checkpoint from before the quantization. An info: the original is ternary, binary or "
-            "constant, and codes hold such values exactly."
-        ),
+        remedy="Compare with the checkpoint from before the quantization.",
     ),
     "left_unquantized": FindingCode(
         "warning",

@@ -18,13 +18,13 @@ CODES = {
         "warning",
         meaning="an unquantized weight has a scale of 1, which is ignored",
         example="lm_head.weight is not quantized but has a scale of 1, which was ignored",
-        remedy="Nothing, if the layer was excluded on purpose. Otherwise, the quantizer skipped it.",
+        remedy="Quantize this layer, unless it was excluded on purpose.",
     ),
     "fp8_without_scale": FindingCode(
         "info",
         meaning="FP8 weights without a scale, read as plain casts",
         example="FP8 values of 304 tensors are taken for casts without scale: blocks.0.attn.qkv.weight and 303 more",
-        remedy="Nothing, if the weights were cast. Otherwise their scales are missing from this file.",
+        remedy="Write the file again with its scales, unless the weights were cast.",
     ),
     "scale_nonfinite": FindingCode(
         "error",
@@ -59,7 +59,7 @@ CODES = {
         "info",
         meaning="every scale of a weight is 1, as if there were none",
         example="every scale of 304 weights is 1: blocks.0.attn.qkv.weight and 303 more",
-        remedy="Nothing, if the weights were cast without scaling. Otherwise, the scales were dropped.",
+        remedy="Write the file again with its scales, unless the weights were cast without any.",
     ),
     "sibling_scales": FindingCode(
         "info, warning",

@@ -29,14 +29,15 @@ CODES = {
     ),
     "bias_corrected": FindingCode(
         "info, warning",
-        meaning="biases of quantized weights changed, as corrections of some quantizers do",
+        meaning=(
+            "biases of quantized weights changed, as corrections of some quantizers do; a warning if by more than a "
+            "correction needs"
+        ),
         example=(
             "2 biases of quantized weights changed, as corrections do: layers.0.attention.key.bias, "
             "layers.1.attention.key.bias"
         ),
-        remedy=(
-            "Nothing, for an info. A warning: the change is larger than a correction needs to be; evaluate the model."
-        ),
+        remedy="Nothing, for an info. A warning: evaluate the model.",
     ),
     "unquantized_changed": FindingCode(
         "warning, error",
