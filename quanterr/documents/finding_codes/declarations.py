@@ -63,7 +63,7 @@ CODES = {
             "config.json declares a rotation of weights that nothing undoes at run time, or whose matrix is not stored"
         ),
         example="config.json declares the transform R4: nothing undoes it; the weights stay rotated at run time",
-        remedy="Export the model again with both sides of the transform, and with its matrix.",
+        remedy="Export the model again with both sides of the transform and its matrix.",
     ),
     "ambiguous_layout": FindingCode(
         "info, warning",

@@ -42,10 +42,7 @@ CODES = {
             "model.layers.3.mlp.up_proj.weight: 12 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are "
             "negative"
         ),
-        remedy=(
-            "Quantize these layers again. Negative scales that the codes fit, as AutoRound writes them, are not "
-            "reported."
-        ),
+        remedy="Quantize these layers again.",
     ),
     "scale_zero": FindingCode(
         "warning",
