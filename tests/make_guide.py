@@ -168,16 +168,14 @@ def findings_index() -> str:
 
 
 def findings() -> str:
-    """Return the sections of all codes, under their headings."""
+    """Return the sections of all codes under their headings, without the examples, which ``quanterr explain`` shows."""
     from quanterr.documents.finding_codes import HEADINGS
 
     sections = []
     for title, codes in HEADINGS.items():
         sections.append(f"## {title}")
         for name, row in codes.items():
-            sections.append(
-                f"### {name}\n\n**{row.severity}**: {row.meaning}.\n\n```\n{row.example}\n```\n\n{row.remedy}"
-            )
+            sections.append(f"### {name}\n\n**{row.severity}**: {row.meaning}.\n\n{row.remedy}")
     return "\n\n".join(sections)
 
 

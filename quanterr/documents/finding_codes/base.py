@@ -11,7 +11,7 @@ class FindingCode(NamedTuple):
 
     severity: str  # one, or several in increasing order: "info, warning"
     meaning: str  # without a capital letter and a full stop: it follows the severities
-    example: str  # a message as a report shows it
+    example: str  # a message as a report shows it; only ``quanterr explain`` shows the example
     remedy: str  # whole sentences
 
     @property

@@ -11,7 +11,7 @@ CODES = {
             "if loaders then read wrong numbers"
         ),
         example="config.json declares codes of 4 bits, but the tensors hold codes of 8 bits: read as stored",
-        remedy="Check that config.json belongs to this model. Loaders that follow it will misread the weights.",
+        remedy="Check that config.json belongs to this model.",
     ),
     "unloadable": FindingCode(
         "warning",
@@ -37,8 +37,8 @@ CODES = {
     "undeclared_codes": FindingCode(
         "info, warning, error",
         meaning=(
-            "weights are stored quantized, but no configuration or label declares that to loaders. An info: a whole "
-            "denoiser without labels. A warning: plain codes, NVFP4, labels without a format"
+            "weights are stored quantized, but no configuration or label declares that to loaders; an info for a whole "
+            "denoiser without labels, a warning for plain codes, NVFP4 and labels without a format"
         ),
         example=(
             "config.json declares no quantization, but 112 weights are stored as gptq: loaders look for tensors that "
@@ -63,7 +63,7 @@ CODES = {
             "config.json declares a rotation of weights that nothing undoes at run time, or whose matrix is not stored"
         ),
         example="config.json declares the transform R4: nothing undoes it; the weights stay rotated at run time",
-        remedy="Export the model again with both sides of the transform, and with its matrix.",
+        remedy="Export the model again with both sides of the transform and its matrix.",
     ),
     "ambiguous_layout": FindingCode(
         "info, warning",
@@ -72,7 +72,7 @@ CODES = {
             "model.layers.0.mlp.up_proj.weight: blocks of 32 columns are inferred from shapes alone; 25 would fit as "
             "well"
         ),
-        remedy="Find out which interpretation is right; correct the metadata.",
+        remedy="Find out which interpretation is right, and correct the metadata.",
     ),
     "wrong_convention": FindingCode(
         "error",
@@ -85,7 +85,7 @@ CODES = {
             "with value heads grouped by key head"
         ),
         remedy=(
-            "A converter left out a step, or did it twice: convert again. If your runtime reads it otherwise, correct "
+            "Convert again: a converter left out a step, or did it twice. If your runtime reads it otherwise, correct "
             "the metadata."
         ),
     ),

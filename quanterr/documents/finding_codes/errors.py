@@ -26,14 +26,11 @@ CODES = {
             "the nearest that its scales allow"
         ),
         example="model.layers.3.mlp.up_proj.weight: 17.4 dB; the median of the 64 weights of fp8_row in mlp is 31.5 dB",
-        remedy=(
-            "Quantize it again, or leave it in higher precision. An info: use a finer format; quantizing it the same "
-            "way again would change nothing."
-        ),
+        remedy="Quantize it again, or leave it in higher precision. An info: only a finer format would change it.",
     ),
     "outlier_column": FindingCode(
         "info",
-        meaning="a few outlier columns set the scales of most rows",
+        meaning="a few outlier columns make the scales of most rows too coarse for the other columns",
         example=(
             "model.layers.3.mlp.down_proj.weight: its scales allow no more than 21.3 dB where its peers reach 41.2: 2 "
             "outlier columns"
@@ -48,10 +45,7 @@ CODES = {
         example=(
             "model.layers.3.mlp.up_proj.weight: the error is biased: its mean 0.0021 makes up 64% of the squared error"
         ),
-        remedy=(
-            "Quantize it again; if the bias returns, check the quantizer's zero points (some formats store them minus "
-            "one) and rounding."
-        ),
+        remedy="Quantize it again; if the bias returns, check the quantizer's zero points and rounding.",
     ),
     "bad_rows": FindingCode(
         "info, warning",
@@ -63,14 +57,16 @@ CODES = {
     ),
     "excess_error": FindingCode(
         "info, warning, error",
-        meaning="a weight is worse than its stored scales allow: its codes are not the nearest to the original",
+        meaning=(
+            "a weight is worse than its stored scales allow: its codes are not the nearest to the original; an info if "
+            "no worse than GPTQ or AutoRound leave it"
+        ),
         example=(
             "model.layers.3.mlp.up_proj.weight: 13.6 dB, where its stored scales allow 31.8 dB: 71 % of its codes are "
             "two or more steps off"
         ),
         remedy=(
-            "Quantize this layer again; if the error returns, the quantizer writes wrong codes, or in a wrong order. "
-            "An info: as much as GPTQ or AutoRound leave."
+            "Quantize this layer again; if the error returns, the quantizer writes wrong codes, or in a wrong order."
         ),
     ),
     "excess_rows": FindingCode(
@@ -117,7 +113,7 @@ CODES = {
             "model.layers.0.self_attn.v_proj.weight: scales are 2.93 x what the values need; a runtime fuses it with "
             "q_proj, which needs this scale"
         ),
-        remedy="Nothing is wrong. If the loss matters, use a scale for each row: it costs little and fuses as well.",
+        remedy="Nothing, unless the loss matters: then use a scale for each row, which costs little and fuses as well.",
     ),
     "clipped": FindingCode(
         "warning",
@@ -142,11 +138,14 @@ CODES = {
     ),
     "underflow": FindingCode(
         "info, warning, error",
-        meaning="the values of a weight are too small for the scales of its format, and became zeros or coarse values",
+        meaning=(
+            "the values of a weight are too small for the scales of its format, and became zeros or coarse values; an "
+            "info if only a few groups did"
+        ),
         example=(
             "blk.3.ffn_up.weight: its values are too small for the scales of gguf_q8_0: they become zeros, or a few "
             "coarse values (0.0 dB)"
         ),
-        remedy="Leave this layer in higher precision. An info: only a few groups.",
+        remedy="Leave this layer in higher precision.",
     ),
 }

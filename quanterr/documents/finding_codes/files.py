@@ -6,9 +6,9 @@ TITLE = "Files"
 CODES = {
     "nonstandard_file": FindingCode(
         "warning",
-        meaning="a file is non-standard and was accepted",
+        meaning="--lenient accepted a file that departs from its format, such as by bytes after the last tensor",
         example="model.safetensors: 8 trailing bytes after the last tensor; some loaders ignore them, others refuse",
-        remedy="Save the file again with the safetensors library. Without --lenient, such files are refused.",
+        remedy="Save the file again with the safetensors library.",
     ),
     "unread_weights": FindingCode(
         "info, warning",
@@ -17,7 +17,7 @@ CODES = {
             "size"
         ),
         example="model-fp8: weight files in the same folder were not read: consolidated.safetensors",
-        remedy="Nothing, if the file is for another runtime. Otherwise remove it.",
+        remedy="Remove them, unless they are for another runtime.",
     ),
     "checksum_mismatch": FindingCode(
         "warning, error",
@@ -32,7 +32,7 @@ CODES = {
     ),
     "adapter": FindingCode(
         "warning",
-        meaning="a LoRA adapter, not a model",
+        meaning="the checkpoint is a LoRA adapter, not a model",
         example="lora: a LoRA adapter, not a model: it has low-rank changes of 14 layers",
         remedy="Merge it into its model and compare that; `evaluate --lora` does so with denoisers.",
     ),
@@ -40,10 +40,7 @@ CODES = {
         "warning",
         meaning="the checkpoint lacks tensors that its own configuration promises, or that all other blocks have",
         example="model.layers.3 lacks mlp.down_proj, which the other 5 blocks of model.layers have",
-        remedy=(
-            "Quantize or convert the model again. Loaders refuse such a checkpoint, or fill what is missing with "
-            "random numbers."
-        ),
+        remedy="Quantize or convert the model again: loaders refuse it, or fill what is missing with random numbers.",
     ),
     "missing_codes": FindingCode(
         "error",
@@ -53,7 +50,7 @@ CODES = {
     ),
     "missing_part": FindingCode(
         "warning",
-        meaning="some weights lack an optional part that most of their kind have",
+        meaning="some weights lack an optional part, such as pre_quant_scale, that most of their kind have",
         example=(
             "2 weights of 8 lack pre_quant_scale, which the others of the same kind have: experts.3.down_proj.weight "
             "and 1 more"
@@ -79,14 +76,16 @@ CODES = {
     ),
     "computed_buffer": FindingCode(
         "info",
-        meaning="tensors that the model computes itself are stored on one side only",
+        meaning=(
+            "tensors that the model computes itself (position_ids, inv_freq, causal masks) are stored on one side only"
+        ),
         example="only the original checkpoint stores 1 tensor that the model computes: embeddings.position_ids",
-        remedy="Nothing. Loaders compute these tensors (position_ids, inv_freq, causal masks).",
+        remedy="Nothing: loaders compute them.",
     ),
     "not_read": FindingCode(
         "error",
         meaning="no format fits the tensors of a weight",
         example="model.layers.0.mlp.up_proj.weight: not read: its scale is missing",
-        remedy="Read the reason, then see quanterr guide formats and quanterr guide troubleshooting.",
+        remedy="Read the reason in the message, then see quanterr guide formats and quanterr guide troubleshooting.",
     ),
 }

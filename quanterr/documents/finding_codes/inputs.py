@@ -11,9 +11,7 @@ CODES = {
             "activation scales are above 1e+12 or below 1e-12 in 1 tensor of the quantized checkpoint: "
             "model.layers.0.mlp.up_proj.input_scale"
         ),
-        remedy=(
-            "Recalibrate. No weight depends on these scales, but runtimes that use them compute zeros or infinities."
-        ),
+        remedy="Recalibrate: runtimes that use these scales compute zeros or infinities.",
     ),
     "scale_unlike": FindingCode(
         "warning",
@@ -25,7 +23,7 @@ CODES = {
             "activation scales of the quantized checkpoint are far from their neighbours in 1 tensor: "
             "model.layers.3.mlp.down_proj.input_scale (1.2e-07; the others' median is 0.0123)"
         ),
-        remedy="Recalibrate: runtimes that use these scales give wrong outputs, although no weight depends on them.",
+        remedy="Recalibrate: runtimes that use these scales give wrong outputs.",
     ),
     "scale_misfit": FindingCode(
         "warning",
@@ -52,7 +50,7 @@ CODES = {
             "static scales of inputs are declared, but input_scale is missing for 112 weights: "
             "model.layers.0.mlp.up_proj.weight and 111 more"
         ),
-        remedy="Calibrate again, or declare dynamic activations. Runtimes refuse such a file or take a scale of 1.",
+        remedy="Calibrate again, or declare dynamic activations: runtimes refuse such a file or take a scale of 1.",
     ),
     "missing_kv_scale": FindingCode(
         "info, warning",
@@ -73,7 +71,7 @@ CODES = {
             "NaN, infinity or values above 1e+09 in 1 tensor of the quantized checkpoint outside any weight: "
             "rope_freqs.weight"
         ),
-        remedy="Copy the tensor from the original. Runtimes read it.",
+        remedy="Copy the tensor, which runtimes read, from the original.",
     ),
     "massive_activations": FindingCode(
         "info",
@@ -86,8 +84,8 @@ CODES = {
             "model.layers.1.mlp.down_proj.weight"
         ),
         remedy=(
-            "Measure the weight alone with `evaluate --swap`, as predictions are uncertain here. Keep it unquantized "
-            "if it matters."
+            "Measure the weight alone with `evaluate --swap`: predictions are uncertain here. Keep it unquantized if "
+            "it matters."
         ),
     ),
     "large_output_errors": FindingCode(

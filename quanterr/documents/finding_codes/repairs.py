@@ -27,15 +27,14 @@ CODES = {
     ),
     "permuted": FindingCode(
         "info, warning, error",
-        meaning=(
-            "another order of rows, columns or experts (an info if routers have it, too) corrects the weight: gate and "
-            "up exchanged, or nibbles swapped"
-        ),
+        meaning="another order of rows, columns or experts corrects the weight; an info if routers have it, too",
         example=(
             "model.layers.3.mlp.up_proj.weight: -3.0 dB as nvfp4: its columns are in a different order (neighbours are "
             "swapped); 20.2 dB once corrected on a sample"
         ),
-        remedy="Look for a permutation that only one side undoes: nibbles, act-order, g_idx, rotary halves.",
+        remedy=(
+            "Look for a permutation that only one side undoes: nibbles, gate and up, act-order, g_idx, rotary halves."
+        ),
     ),
     "transposed": FindingCode(
         "warning, error",

@@ -16,8 +16,8 @@ CODES = {
     "swapped_sides": FindingCode(
         "info, warning",
         meaning=(
-            "the original is stored quantized and the quantized checkpoint is not: the arguments may be swapped; an "
-            "info if they differ by no more than a cast"
+            "the original is stored quantized and the quantized checkpoint is not; an info if they differ by no more "
+            "than a cast"
         ),
         example="the original stores 224 weights quantized, the quantized checkpoint none: are the arguments swapped?",
         remedy="Pass the original first. Until then, no gate passes.",
@@ -32,15 +32,15 @@ CODES = {
     ),
     "lossless_codes": FindingCode(
         "info, warning",
-        meaning="quantized weights are identical to the original",
+        meaning=(
+            "quantized weights are identical to the original; an info if its values are ternary, binary or constant, "
+            "which codes hold exactly"
+        ),
         example=(
             "quantization lost nothing: 224 weights stored quantized, each identical to the original, which holds "
             "values that are already rounded"
         ),
-        remedy=(
-            "Compare with the checkpoint from before the quantization. An info: the original is ternary, binary or "
-            "constant, and codes hold such values exactly."
-        ),
+        remedy="Compare with the checkpoint from before the quantization.",
     ),
     "left_unquantized": FindingCode(
         "warning",
@@ -49,13 +49,14 @@ CODES = {
             "gguf_q4_k: 180 weights cannot be stored and stay: model.layers.0.self_attn.q_proj.weight and 179 more "
             "(its 576 columns are not a multiple of 256)"
         ),
-        remedy=(
-            "Choose a recipe that can store them. Otherwise the numbers describe only the weights that are quantized."
-        ),
+        remedy="Choose a recipe that can store them.",
     ),
     "fallback_recipe": FindingCode(
         "info",
-        meaning="rows do not fill the blocks of a K type: stored in another ggml type, as llama-quantize does",
+        meaning=(
+            "weights whose rows do not fill the blocks of a K type are stored in another ggml type, as llama-quantize "
+            "does"
+        ),
         example=(
             "gguf_q4_k: 180 weights are stored as gguf_q5_0, as llama-quantize does (576 columns do not fill its "
             "blocks)"
@@ -66,15 +67,13 @@ CODES = {
         "info",
         meaning="a pattern that excludes layers matches none",
         example='"!vae" excludes nothing: no layer matches it',
-        remedy=(
-            "Nothing, if you use one pattern for many files and this one lacks them. Otherwise, correct the pattern."
-        ),
+        remedy="Correct the pattern, unless you use it for many files, and this one has no such layers.",
     ),
     "many_blocks": FindingCode(
         "info",
-        meaning="the model has too many blocks to report each as a group",
+        meaning="the model has more than 512 blocks, which are therefore not reported as groups",
         example="more than 512 blocks: not grouped by block",
-        remedy="Nothing. Layers are still reported one by one.",
+        remedy="Nothing: each layer is still reported.",
     ),
     "importance_unmatched": FindingCode(
         "error",
@@ -113,7 +112,7 @@ CODES = {
         "info",
         meaning="the sensitivity does not cover all weights",
         example="the sensitivity does not cover 1 weight: model.layers.0.conv.weight",
-        remedy="Nothing. Predictions leave these weights out.",
+        remedy="Nothing: predictions leave these weights out.",
     ),
     "reference_versions": FindingCode(
         "info",

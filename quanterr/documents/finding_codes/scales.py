@@ -10,19 +10,21 @@ CODES = {
         example=(
             "21 weights hold FP8 E4M3 codes as BF16 numbers, without their scales: the codes were cast, not dequantized"
         ),
-        remedy="Write the file again with its scales, or dequantize the codes before they are cast.",
+        remedy=(
+            "Write the file again with its scales, or multiply the codes by them before the cast (quanterr dequantize)."
+        ),
     ),
     "dummy_scale": FindingCode(
         "warning",
-        meaning="an unquantized weight has a scale of 1",
+        meaning="an unquantized weight has a scale of 1, which is ignored",
         example="lm_head.weight is not quantized but has a scale of 1, which was ignored",
-        remedy="Nothing, if the layer was excluded on purpose. Otherwise, the quantizer skipped it.",
+        remedy="Quantize this layer, unless it was excluded on purpose.",
     ),
     "fp8_without_scale": FindingCode(
         "info",
         meaning="FP8 weights without a scale, read as plain casts",
         example="FP8 values of 304 tensors are taken for casts without scale: blocks.0.attn.qkv.weight and 303 more",
-        remedy="Nothing, if the weights were cast. Otherwise their scales are missing from this file.",
+        remedy="Write the file again with its scales, unless the weights were cast.",
     ),
     "scale_nonfinite": FindingCode(
         "error",
@@ -40,7 +42,7 @@ CODES = {
             "model.layers.3.mlp.up_proj.weight: 12 of 2,048 scales in model.layers.3.mlp.up_proj.weight_scale are "
             "negative"
         ),
-        remedy="Check the quantizer. Negative scales that the codes fit, as AutoRound writes them, are not reported.",
+        remedy="Quantize these layers again.",
     ),
     "scale_zero": FindingCode(
         "warning",
@@ -54,7 +56,7 @@ CODES = {
         "info",
         meaning="every scale of a weight is 1, as if there were none",
         example="every scale of 304 weights is 1: blocks.0.attn.qkv.weight and 303 more",
-        remedy="Nothing, if the weights were cast without scaling. Otherwise, the scales were dropped.",
+        remedy="Write the file again with its scales, unless the weights were cast without any.",
     ),
     "sibling_scales": FindingCode(
         "info, warning",

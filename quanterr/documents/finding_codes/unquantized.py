@@ -29,15 +29,15 @@ CODES = {
     ),
     "bias_corrected": FindingCode(
         "info, warning",
-        meaning="biases of quantized weights changed, as corrections of some quantizers do",
+        meaning=(
+            "biases of quantized weights changed, as corrections of some quantizers do; a warning if by more than a "
+            "correction needs"
+        ),
         example=(
             "2 biases of quantized weights changed, as corrections do: layers.0.attention.key.bias, "
             "layers.1.attention.key.bias"
         ),
-        remedy=(
-            "Nothing, for an info. A warning: check the model's outputs; the change is larger than a correction needs "
-            "to be."
-        ),
+        remedy="Nothing, for an info. A warning: evaluate the model.",
     ),
     "unquantized_changed": FindingCode(
         "warning, error",
@@ -52,7 +52,7 @@ CODES = {
         "warning",
         meaning="tensors that the original keeps in F32 among 16-bit ones lost digits in a cast",
         example="3 tensors that the original keeps in F32 among 16-bit ones are stored as BF16: attn_hc.fn …",
-        remedy="Keep them in F32, for routing, recurrences and mixing; they are small.",
+        remedy="Keep these tensors in F32: they are small, and routing, recurrences or mixing depend on them.",
     ),
     "cast_coarse": FindingCode(
         "info",

@@ -10,7 +10,7 @@ CODES = {
         example=(
             "model.layers.3.mlp.down_proj.weight: 2 of 8,388,608 elements of the original weight are NaN or infinite"
         ),
-        remedy="Find out where the original overflowed. The weight fails every gate until all its elements are finite.",
+        remedy="Find out where the original overflowed.",
     ),
     "nonfinite_quantized": FindingCode(
         "error",
@@ -31,7 +31,7 @@ CODES = {
         "warning",
         meaning="the original is all zeros, the quantized weight is not",
         example="model.layers.3.bias: the original is all zeros, the quantized weight is not",
-        remedy="Check what wrote this tensor.",
+        remedy="Check that the original is the checkpoint that was quantized: it lacks these values.",
     ),
     "dead_rows": FindingCode(
         "warning",
@@ -46,10 +46,7 @@ CODES = {
             "2 weights are zero throughout on both sides: model.layers.0.mlp.gate_proj.weight, "
             "model.layers.0.mlp.up_proj.weight; trained matrices are not"
         ),
-        remedy=(
-            "Compare the original with its source: its values were lost, unless layers were set to zero on purpose, as "
-            "in pruning."
-        ),
+        remedy="Compare the original with its source: values were lost, unless layers were pruned on purpose.",
     ),
     "constant_rows": FindingCode(
         "info, warning",
