@@ -149,9 +149,9 @@ class TextScores(Model):
     scores: Scores
 
     # For rules, whose metrics have distinct names:
-    text_kld_mean = property(attrgetter("scores.kld_mean"))
-    text_ppl_ratio = property(attrgetter("scores.ppl_ratio"))
-    text_top1 = property(attrgetter("scores.top1"))
+    text_kld_mean = property(attrgetter("scores.kld_mean"), doc="kld_mean of one of several texts [nat]")
+    text_ppl_ratio = property(attrgetter("scores.ppl_ratio"), doc="ppl_ratio of one of several texts")
+    text_top1 = property(attrgetter("scores.top1"), doc="top1 of one of several texts")
 
 
 OF_TEXTS = ("text_kld_mean", "text_ppl_ratio", "text_top1")
@@ -367,7 +367,8 @@ class SwapScore(Model):
     top1: Annotated[Number, doc("share of predictions with the same most probable token")]
     predicted_kld: Annotated[Number, doc("predicted KL divergence of its weights, from --sensitivity [nat]")] = None
 
-    swap_kld = property(attrgetter("kld_mean"))  # the name by which rules and gates know it
+    # The name by which rules and gates know it
+    swap_kld = property(attrgetter("kld_mean"), doc="mean KL divergence of the original with one block or weight [nat]")
 
     @property
     def kld_error(self) -> float | None:
