@@ -248,9 +248,8 @@ def projector(original: Path, path: Path) -> dict[str, Tensor]:
         writer.add_uint32(f"clip.vision.{key}", number)
     for name, x in stored(original).items():
         if "language_model" not in name:
-            old = re.sub(
-                r"vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name
-            )  # as before transformers 5
+            # The name before transformers 5; 5.4 and 5.5 write "model." before it.
+            old = re.sub(r"vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name.removeprefix("model."))
             llama_name = table.get_name(old, (".weight", ".bias"))
             values[name] = x.half().float() if x.dim() > 1 else x
             writer.add_tensor(llama_name, values[name].half().numpy() if x.dim() > 1 else x.numpy())
