@@ -174,14 +174,14 @@ def open_readable(
         yield found
 
 
-def require_readable(sides: Sequence[object], least: int) -> None:
+def require_readable(sides: Sequence[object], minimum: int) -> None:
     """Check that enough of several sides can be read.
 
     Raises:
-        CheckpointError: fewer than ``least`` can, for the reason of the first that cannot.
+        CheckpointError: fewer than ``minimum`` can, for the reason of the first that cannot.
     """
     unreadable = [side for side in sides if isinstance(side, Unreadable)]
-    if unreadable and len(sides) - len(unreadable) < least:
+    if unreadable and len(sides) - len(unreadable) < minimum:
         raise CheckpointError(unreadable[0].reason)
 
 

@@ -188,7 +188,7 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
 def make_float_codes(levels: Levels, round_by_torch: Round, sign: int, one_zero: bool = False) -> Codes:
     """Return the codes of small floats, ties to even, with the sign in bit ``sign``; ``one_zero``: zero has no sign."""
     min_exponent = int(log2(levels.normal))  # smallest exponent of normal numbers
-    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "least": min_exponent}
+    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "min_exponent": min_exponent}
     return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 

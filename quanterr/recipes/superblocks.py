@@ -93,14 +93,14 @@ def _to_half(numbers: Tensor) -> Tensor:
 
 
 def _to_integers(numbers: Tensor, highest: int) -> QuantizedScales:
-    """Round nonnegative numbers to integers up to ``most``."""
+    """Round nonnegative numbers to integers up to ``highest``."""
     largest = numbers.amax(1, keepdim=True)
     inverse = torch.where(largest > 0, highest / largest, 0.0)
     return _to_half(largest / highest), round_clamped(numbers * inverse, 0, highest).nan_to_num_()
 
 
 def _to_signed_integers(scales: Tensor, highest: int) -> QuantizedScales:
-    """Round scales to integers from -most to most - 1."""
+    """Round scales to integers from -highest to highest - 1."""
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
     none = largest.abs() < MIN_MAGNITUDE
     inverse = -highest / torch.where(none, 1.0, largest)

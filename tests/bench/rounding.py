@@ -75,7 +75,7 @@ def measure(folder: Path, paths: Sequence[Path], options: Mapping[str, Any]) -> 
 def make_rows(folder: Path, calibration: Calibration) -> Iterator[Row]:
     """Write the file of each row."""
     static = {name: float(columns.amax()) for name, columns in calibration.inputs.items()}
-    small = {name: most / TOO_SMALL for name, most in static.items()}
+    small = {name: largest / TOO_SMALL for name, largest in static.items()}
     token = {"strategy": "token", "dynamic": True}
     tensor = {"strategy": "tensor", "dynamic": False}
     smooth = smoothing(folder, calibration.inputs)
@@ -107,8 +107,10 @@ def calibrate(folder: Path, chunks: int, context: int) -> Calibration:
     calibration = Calibration({}, {})
 
     def look(name: str, x: Tensor) -> None:
-        most = x.abs().flatten(0, -2).amax(0)
-        calibration.inputs[name] = torch.maximum(calibration.inputs[name], most) if name in calibration.inputs else most
+        largest = x.abs().flatten(0, -2).amax(0)
+        calibration.inputs[name] = (
+            torch.maximum(calibration.inputs[name], largest) if name in calibration.inputs else largest
+        )
 
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
@@ -150,7 +152,7 @@ def write(
     smooth: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint of compressed-tensors: weights by rows; ``static`` and ``cache`` are ranges and scales."""
-    most, dtype = (448.0, torch.float8_e4m3fn) if kind == "float" else (127.0, torch.int8)
+    highest, dtype = (448.0, torch.float8_e4m3fn) if kind == "float" else (127.0, torch.int8)
     written: dict[str, Tensor] = {key: torch.tensor(scale) for key, scale in (cache or {}).items()}
     for key, tensor in load(folder).items():
         module = key.removesuffix(".weight")
@@ -161,12 +163,12 @@ def write(
             written[key] = tensor / smooth[fed] if smooth and norm in feeds else tensor
             continue
         weight = tensor * smooth[module] if smooth else tensor
-        scale = weight.abs().amax(1, keepdim=True) / most
+        scale = weight.abs().amax(1, keepdim=True) / highest
         codes = weight / scale
         written[key] = (codes if kind == "float" else codes.round()).to(dtype)
         written[f"{module}.weight_scale"] = scale
         if static:
-            written[f"{module}.input_scale"] = torch.tensor(static[module] / most)
+            written[f"{module}.input_scale"] = torch.tensor(static[module] / highest)
     common = {"num_bits": bits, "type": kind, "symmetric": True}
     group = {
         "weights": common | {"strategy": "channel", "dynamic": False},

@@ -87,10 +87,10 @@ class TestMemory:
 
         taken(10)  # fill caches that are made only once
         few, many = taken(100), taken(300)
-        kept, most = ((b - a) / 200 for a, b in zip(few, many, strict=True))
+        kept, peak = ((b - a) / 200 for a, b in zip(few, many, strict=True))
 
         assert kept < 4400  # bytes that a report keeps for each weight
-        assert most < 8200
+        assert peak < 8200
 
     @pytest.mark.session
     @pytest.mark.parametrize("candidates", [1, 3])
@@ -187,7 +187,7 @@ class TestRoom:
     @pytest.fixture
     def tried(self, monkeypatch):
         """(device, elements) of each chunk that was computed or found too large."""
-        monkeypatch.setattr(scheduler, "LEAST_DEVICE_CHUNK", 1 << 12)
+        monkeypatch.setattr(scheduler, "MIN_DEVICE_CHUNK", 1 << 12)
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 11)
         return []
 

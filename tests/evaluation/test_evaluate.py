@@ -278,8 +278,8 @@ class TestOutputErrors:
         others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
         batches = [(numbers(rows, 16, seed=n).double(), numbers(rows, 16, seed=10 + n).double()) for n in (2, 3)]
         outcomes, blocks = [], []
-        for most, edge in ((0, 0), (gram.MAX_ELEMENTS, gram.BLOCK_COLUMNS), (gram.MAX_ELEMENTS, 5)):
-            monkeypatch.setattr(gram, "MAX_ELEMENTS", most)
+        for limit, edge in ((0, 0), (gram.MAX_ELEMENTS, gram.BLOCK_COLUMNS), (gram.MAX_ELEMENTS, 5)):
+            monkeypatch.setattr(gram, "MAX_ELEMENTS", limit)
             monkeypatch.setattr(gram, "BLOCK_COLUMNS", edge)
             products = {}
             watching = outputs_of_weights.OutputErrors(products, 512, with_moments=False)

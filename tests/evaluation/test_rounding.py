@@ -83,8 +83,8 @@ def round_fp8_token(x):
 
 
 def round_int8_token(x):
-    most = x.abs().amax(-1, keepdim=True)
-    return (x * (127 / most)).round().clamp(-128, 127) * (most / 127)
+    largest = x.abs().amax(-1, keepdim=True)
+    return (x * (127 / largest)).round().clamp(-128, 127) * (largest / 127)
 
 
 def round_fp8_static(x):

@@ -78,8 +78,8 @@ def report_of(folder, w, stored, config=None, **options):
     return compared(folder, {NAME: torch.from_numpy(w).bfloat16()}, stored, config=config or {}, **options)
 
 
-def map_findings(report, least="info"):
-    severities = ("info", "warning", "error")[("info", "warning", "error").index(least) :]
+def map_findings(report, min_severity="info"):
+    severities = ("info", "warning", "error")[("info", "warning", "error").index(min_severity) :]
     return {finding.code: finding for finding in report.findings if finding.severity in severities}
 
 

@@ -206,9 +206,9 @@ def changed_bytes(random: Random, raw: bytes, end: int | None = None) -> bytes:
     return raw + b"\0"
 
 
-def few(random: Random, most: int = 3) -> int:
+def few(random: Random, maximum: int = 3) -> int:
     """Return a small number of changes: mostly one."""
     n = 1
-    while n < most and random.random() < 0.3:
+    while n < maximum and random.random() < 0.3:
         n += 1
     return n

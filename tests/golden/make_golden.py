@@ -715,8 +715,8 @@ def dense() -> tuple[Tensors, Tensors]:
     stored = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         info = torch.finfo(dtype)
-        least = info.smallest_normal
-        odd = [0.0, -0.0, info.max, info.min, least, least * info.eps, torch.inf, -torch.inf, torch.nan]
+        smallest = info.smallest_normal
+        odd = [0.0, -0.0, info.max, info.min, smallest, smallest * info.eps, torch.inf, -torch.inf, torch.nan]
         name = str(dtype).removeprefix("torch.")
         stored[f"{name}.odd"] = torch.tensor(odd, dtype=torch.float64).to(dtype)
         for key, shape in shapes.items():

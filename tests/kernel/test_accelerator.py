@@ -239,7 +239,7 @@ class TestRoom:
 
     @pytest.fixture(autouse=True)
     def _small_chunks(self, monkeypatch):
-        for name, n in (("DEVICE_CHUNK", 1 << 14), ("LEAST_DEVICE_CHUNK", 1 << 12), ("CPU_CHUNK", 1 << 11)):
+        for name, n in (("DEVICE_CHUNK", 1 << 14), ("MIN_DEVICE_CHUNK", 1 << 12), ("CPU_CHUNK", 1 << 11)):
             monkeypatch.setattr(scheduler, name, n)
 
     @pytest.fixture
@@ -252,10 +252,10 @@ class TestRoom:
             return quanterr.compare(*files, device=name), memory.peak
 
     def test_missing_byte_is_found_with_smaller_chunks(self, files):
-        whole, most = self.compared(files)
-        report, peak = self.compared(files, limit=most - 1)
+        whole, whole_peak = self.compared(files)
+        report, peak = self.compared(files, limit=whole_peak - 1)
 
-        assert peak < most
+        assert peak < whole_peak
         assert whole.run.device == report.run.device
         assert whole.layers[0].max_absolute_error == report.layers[0].max_absolute_error
         assert whole.layers[0].mean_squared_error == pytest.approx(report.layers[0].mean_squared_error, rel=SUMS)

@@ -122,8 +122,8 @@ def test_pieces_of_rows_are_marked():
 
 
 def test_special_values_are_counted_as_in_the_specification():
-    inf, nan, least = torch.inf, torch.nan, 2.0**-149
-    x = torch.tensor([[0.0, -0.0, 1.0, inf, -inf, nan, 1.0, least, 1e-40, 3e38, 100.0, 0.5]])
+    inf, nan, smallest = torch.inf, torch.nan, 2.0**-149
+    x = torch.tensor([[0.0, -0.0, 1.0, inf, -inf, nan, 1.0, smallest, 1e-40, 3e38, 100.0, 0.5]])
     y = torch.tensor([[-0.0, 1.0, 0.0, 1.0, -inf, 2.0, nan, 0.0, 1e-40, -3e38, 101.0, 0.75]])
     check(*both(x, y, outlier=0.25, wanted=FINITE))
     check(*both(torch.full((2, 3), nan), torch.zeros(2, 3)))

@@ -192,9 +192,9 @@ class TestLevels:
         codes = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=50)))
         values = values_of(levels)
         nearest = levels.nearest(codes)
-        least = (codes[:, None] - values).abs().min(1).values
+        distances = (codes[:, None] - values).abs().min(1).values
 
-        assert torch.allclose((nearest - codes).abs(), least, rtol=1e-5, atol=1e-6)
+        assert torch.allclose((nearest - codes).abs(), distances, rtol=1e-5, atol=1e-6)
         assert torch.equal(levels.values(levels.numbers(codes)), nearest)
 
     @settings(max_examples=40)
@@ -206,9 +206,9 @@ class TestLevels:
         y = values[torch.tensor([data.draw(st.lists(st.integers(0, len(values) - 1), min_size=8, max_size=8))])]
         scales = Scaling(torch.ones(1, 1))
         if measure_rounding(levels, x, y - x, scales, Workspace()) is not None:
-            least = (x[..., None] - values).abs().amin(-1)
+            distances = (x[..., None] - values).abs().amin(-1)
 
-            assert ((y - x).abs() <= least * 1.0001).all()
+            assert ((y - x).abs() <= distances * 1.0001).all()
 
 
 def test_short_test_confirms_plain_rounding():

@@ -278,7 +278,7 @@ def test_regions_with_infinity_are_left_to_torch(where):
 def test_tile_codes_equal_torch(monkeypatch, kernel, mask):
     bits = torch.Generator().manual_seed(mask)
     stored = torch.randint(-(1 << 31), 1 << 31, (5, 3, 9), generator=bits).int()
-    codes = torch.stack([torch.randint(0, most, (28,), generator=bits) for most in (9, 9, 32)], 1).int()
+    codes = torch.stack([torch.randint(0, high, (28,), generator=bits) for high in (9, 9, 32)], 1).int()
     layout, table = TileLayout(4, 7, codes), torch.rand(mask + 1, generator=bits)
 
     def values(choice):
@@ -717,13 +717,13 @@ def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
         peaks = (torch.rand(2, down, across) + 0.5) * (torch.rand(2, down, across) > choose.choice((0, 0.3)))
         starts = [(choose.randrange(down), choose.randrange(across)) for _ in range(choose.randint(1, 7))]
         parts = [(row, choose.randint(row + 1, down), col, choose.randint(col + 1, across)) for row, col in starts]
-        shares, least = compute_shares(peaks), choose.choice((0.0, 1.0))
-        usual = max(median([float(shares[a:b, c:d].amax()) for a, b, c, d in parts]), least)
+        shares, min_usual = compute_shares(peaks), choose.choice((0.0, 1.0))
+        usual = max(median([float(shares[a:b, c:d].amax()) for a, b, c, d in parts]), min_usual)
 
         selected = select_conspicuous(peaks, shares, MIN_CELL_RATIO * usual, 1)
         answers.add(bool(selected))
         numbers = (ctypes.c_int64 * (4 * len(parts)))(*(number for part in parts for number in part))
-        given = peaks.data_ptr(), down, across, numbers, len(parts), least, MIN_CELL_RATIO
+        given = peaks.data_ptr(), down, across, numbers, len(parts), min_usual, MIN_CELL_RATIO
         assert kernel.library.quanterr_stands_out(*given) == bool(selected)
     assert answers == {True, False}
 
@@ -1090,7 +1090,7 @@ class TestBuild:
         assert all(limits.values())
         assert limits["half_step"] == HALF_STEP
         assert limits["group_db"] == scales.GROUP_DB
-        assert (limits["floor"], limits["fewest"], limits["fewest_rows"]) == (
+        assert (limits["floor"], limits["min_elements"], limits["min_regions"]) == (
             codes.NEGLIGIBLE_SHARE,
             codes.MIN_REGION_ELEMENTS,
             codes.MIN_TILES,
@@ -1105,7 +1105,10 @@ class TestBuild:
         sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))
         constants = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
-        assert (float(constants["LEAST"]), int(constants["PASSES"])) == (searches.MIN_MAGNITUDE, searches.MAX_PASSES)
+        assert (float(constants["MIN_MAGNITUDE"]), int(constants["PASSES"])) == (
+            searches.MIN_MAGNITUDE,
+            searches.MAX_PASSES,
+        )
 
 
 CODES = {

@@ -135,13 +135,13 @@ def fitted(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
         low, high = groups.amin((1, 3)).clamp(max=0), groups.amax((1, 3)).clamp(min=0)
         scale = (high - low) / (layout.grid.high - layout.grid.low)
         return scale.clamp(min=1e-12), low - layout.grid.low * scale
-    most = groups.abs().amax((1, 3))
+    largest = groups.abs().amax((1, 3))
     if layout.signed and layout.two_levels and layout.grid.table is None:
         return _least_squares(layout, groups), None
     if layout.signed:
         negative = groups.amin((1, 3)).neg() >= groups.amax((1, 3))
-        return torch.where(negative, 1.0, -1.0) * most.clamp(min=1e-12) / -layout.grid.low, None
-    return (most / layout.grid.high).clamp(min=1e-12), None
+        return torch.where(negative, 1.0, -1.0) * largest.clamp(min=1e-12) / -layout.grid.low, None
+    return (largest / layout.grid.high).clamp(min=1e-12), None
 
 
 def _least_squares(layout: Layout, groups: Tensor) -> Tensor:

@@ -110,8 +110,8 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
         y = inner.dequantize(chunk, Workspace()).weight.clone()
     shift = 0.0 if scales.shift is None else scales.shift
     numbers = inner.levels.numbers(((y - shift) / scales.unit).nan_to_num(0.0, 0.0, 0.0))
-    least, most = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
-    here, above, below = (inner.levels.values((numbers + by).clamp(least, most)) for by in (0, 1, -1))
+    lowest, highest = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
+    here, above, below = (inner.levels.values((numbers + by).clamp(lowest, highest)) for by in (0, 1, -1))
     gaps = torch.stack([(above - here).abs(), (here - below).abs()])
     half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
     moved = (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()

@@ -75,8 +75,8 @@ def _most_lost(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], T
     for x_sq, e_sq in energies:
         signal, noise = part(x_sq), part(e_sq)
         shares.append((noise + 1e-300) / (signal + 1e-300))
-    least, most = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # beyond these bounds, no loss is counted
-    return float(10 * (shares[1].clamp(least, most) / shares[0].clamp(least, most)).log10().max())
+    lowest, highest = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # beyond these bounds, no loss is counted
+    return float(10 * (shares[1].clamp(lowest, highest) / shares[0].clamp(lowest, highest)).log10().max())
 
 
 def _parts(shape: torch.Size) -> Iterator[Callable[[Tensor], Tensor]]:

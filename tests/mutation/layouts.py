@@ -59,12 +59,12 @@ def nested(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
     flat = scale.reshape(-1)
     offset = float(flat.mean())
     parts = torch.nn.functional.pad(flat - offset, (0, -len(flat) % 256)).view(-1, 256)
-    most = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) * shared
+    largest = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) * shared
     middles = (DYNAMIC[1:] + DYNAMIC[:-1]) / 2
-    codes = torch.bucketize((parts / most).contiguous(), middles)
-    values = ((DYNAMIC[codes] * most) + torch.tensor(offset)).view(-1)[: len(flat)].view(scale.shape)
+    codes = torch.bucketize((parts / largest).contiguous(), middles)
+    values = ((DYNAMIC[codes] * largest) + torch.tensor(offset)).view(-1)[: len(flat)].view(scale.shape)
     codes = codes.view(-1)[: len(flat)].to(torch.uint8)
-    return Stored(values, None, {"codes": codes, "most": most.view(-1), "offset": torch.tensor(offset)})
+    return Stored(values, None, {"codes": codes, "most": largest.view(-1), "offset": torch.tensor(offset)})
 
 
 def under_superblocks(

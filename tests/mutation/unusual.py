@@ -65,15 +65,15 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 
 def int8(x: Tensor, bits: int = 8, axis: int | None = 1) -> Tensors:
     """Store integers in bytes with a scale for each row, or one."""
-    most = x.abs().amax(1, keepdim=True) if axis else x.abs().amax().view(1)
-    unit = (most / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
+    largest = x.abs().amax(1, keepdim=True) if axis else x.abs().amax().view(1)
+    unit = (largest / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
     return {NAME: (x / unit).round().clamp(-128, 127).to(torch.int8), f"{NAME}_scale": unit}
 
 
 def fp8(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, axis: int | None = 1) -> Tensors:
     """Store FP8 with a scale for each row, or one."""
-    most = x.abs().amax(1, keepdim=True) if axis else x.abs().amax().view(1)
-    unit = (most / torch.finfo(dtype).max).clamp(min=1e-30)
+    largest = x.abs().amax(1, keepdim=True) if axis else x.abs().amax().view(1)
+    unit = (largest / torch.finfo(dtype).max).clamp(min=1e-30)
     return {NAME: (x / unit).to(dtype), f"{NAME}_scale": unit}
 
 
@@ -93,8 +93,8 @@ def ct_int4(x: Tensor, group: int) -> Tensors:
 def mxfp8(x: Tensor) -> Tensors:
     """Store E4M3 codes with a power of two for each 32 columns."""
     blocks = x.view(ROWS, -1, 32)
-    most = blocks.abs().amax(2, keepdim=True).clamp(min=2.0**-120)
-    exponent = (most.log2().floor() - 8).clamp(-127, 127)
+    largest = blocks.abs().amax(2, keepdim=True).clamp(min=2.0**-120)
+    exponent = (largest.log2().floor() - 8).clamp(-127, 127)
     codes = (blocks / 2**exponent).clamp(-448, 448).to(torch.float8_e4m3fn).view(ROWS, COLS)
     return {NAME: codes, f"{NAME}_scale": (exponent + 127).to(torch.uint8).squeeze(2)}
 

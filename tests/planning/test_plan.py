@@ -149,8 +149,8 @@ class TestChoice:
         """A recipe fits a budget of the bits in its name, although its scales take slightly more."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
         exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
-        for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
-            new_plan = plan(original, bits=least, to=["int8_row", "int4_g32"], device="cpu")
+        for bits, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
+            new_plan = plan(original, bits=bits, to=["int8_row", "int4_g32"], device="cpu")
             assert fits == {uniform.recipe: uniform.fits for uniform in new_plan.uniform}["int8_row"]
 
     def test_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
@@ -551,8 +551,8 @@ class TestCompare:
         assert "is fp8_tensor, planned " in report.reasons[0]
 
         worse = parse_recipe("int4_g32:scales=p70")
-        least = next(layer.layer_name for layer in new_plan.layers if layer.recipe == "int4_g32")
-        other, _ = mix_recipes(original, recipes | {least: worse}, "produced")
+        layer_name = next(layer.layer_name for layer in new_plan.layers if layer.recipe == "int4_g32")
+        other, _ = mix_recipes(original, recipes | {layer_name: worse}, "produced")
         gate = check_against_plan(quanterr.compare(original, other, device="cpu"), new_plan).gates[0]
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason

@@ -75,12 +75,12 @@ class TestKTypes:
     """llama-quantize is no Python code; its files of a trained model have these SNRs without an importance matrix."""
 
     @pytest.mark.parametrize(
-        ("recipe", "least"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
+        ("recipe", "min_snr_db"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
     )
-    def test_search_reaches_its_usual_level(self, recipe, least):
+    def test_search_reaches_its_usual_level(self, recipe, min_snr_db):
         x = torch.randn(32, 512, generator=torch.Generator().manual_seed(5))
 
-        assert least < snr(x, fake_quantize(x, f"gguf_{recipe}"))
+        assert min_snr_db < snr(x, fake_quantize(x, f"gguf_{recipe}"))
 
     def test_search_comes_near_the_real_writer(self):
         """The golden file holds a weight's first rows before and after llama-quantize, without an importance matrix."""

@@ -45,8 +45,8 @@ def swapped_rows(x: Tensor) -> Tensor:
 
 def clipped(x: Tensor) -> Tensor:
     """Clip at 1.2 times the root mean square."""
-    most = 1.2 * float(x.float().square().mean().sqrt())
-    return x.clamp(-most, most)
+    limit = 1.2 * float(x.float().square().mean().sqrt())
+    return x.clamp(-limit, limit)
 
 
 def noisy(x: Tensor, relative: float = 0.02) -> Tensor:

@@ -37,7 +37,7 @@ class BlockType(NamedTuple):
     blocks: Mapping[str, Block]  # dtype → its block; the first gives the format its name
     ends: Levels | None = None  # levels if only some codes occur, or if codes are small floats
     codes: tuple[int, int] | None = None  # bytes that hold codes, of a block that is rewritten before it is decoded
-    least_scale: float = SUBNORMAL
+    min_scale: float = SUBNORMAL
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ def make_block_formats(types: Iterable[BlockType]) -> tuple[Format, ...]:
             partial(fit, block_type),
             summary=block_type.summary,
             usual_db=block_type.usual_db,
-            least_scale=block_type.least_scale,
+            min_scale=block_type.min_scale,
         )
         for block_type in types
     )

@@ -121,15 +121,15 @@ def _describe_weighted(report: Report) -> Iterator[str]:
     weighted = [layer for layer in report.layers if layer.weighted_snr_db is not None]
     if weighted and report.aggregate.weighted_snr_db is not None:
         worst = min(weighted, key=lambda layer: layer.weighted_snr_db or 0.0)
-        level, least = (format_db(one.weighted_snr_db, " dB") for one in (report.aggregate, worst))
-        yield f"weighted by importance: {level}; worst {least}  {display(worst.layer_name)}"
+        level, lowest = (format_db(one.weighted_snr_db, " dB") for one in (report.aggregate, worst))
+        yield f"weighted by importance: {level}; worst {lowest}  {display(worst.layer_name)}"
     for metric in PREDICTED:
         declared, total = collect_scores(Layer)[metric], getattr(report.aggregate, metric)
         if total is not None:
-            most = max(report.layers, key=lambda layer: getattr(layer, metric) or 0.0)
-            share = format_percent((getattr(most, metric) or 0.0) / total) if total else "none"
+            costliest = max(report.layers, key=lambda layer: getattr(layer, metric) or 0.0)
+            share = format_percent((getattr(costliest, metric) or 0.0) / total) if total else "none"
             value = format_in_units(declared, total, digits=4)
-            yield f"{declared.title}: {value}; {share} of it from {display(most.layer_name)}"
+            yield f"{declared.title}: {value}; {share} of it from {display(costliest.layer_name)}"
 
 
 def _list_worst(report: Report, sort_by: str) -> Iterator[str]:

@@ -241,13 +241,13 @@ def _figures(report: Report) -> FigureGroup:
         return FigureGroup("No layer differs, so there is no error to show.", [])
     worst = min(report.layers, key=lambda layer: -inf if layer.snr_db is None else layer.snr_db)
     known = {name for name in AGGREGATE if getattr(a, name) is not None or name in a.nonfinite}
-    excess, most = _show(a, "excess_db"), format_number(a.absolute_error_percentiles.p99)
+    excess, p99 = _show(a, "excess_db"), format_number(a.absolute_error_percentiles.p99)
     notes = {
         "overall_snr_db": _describe_finite_snr(report),
         "attainable_snr_db": f"{excess} dB excess, {_show(a, 'worst_layer_excess_db')} dB in the worst layer",
         "worst_layer_snr_db": LayerName(worst.layer_name),
         "mean_relative_error": "sum of |e| over sum of |x|",
-        "max_absolute_error": f"99 % below {most}",
+        "max_absolute_error": f"99 % below {p99}",
         "cosine_similarity": "between original and quantized",
     }
     shown = [_figure(a, name, notes.get(name, "")) for name in FIGURES if name in known or name not in IF_KNOWN]
