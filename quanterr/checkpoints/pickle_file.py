@@ -186,7 +186,7 @@ def _list_storages(content: Any) -> Iterator[Storage]:
 def _find_weights(file: CheckpointFile, content: Any, notes: list[str]) -> dict[Any, Any]:
     """Return the dictionary of weights in what a file holds, with notes on the rest."""
     if not isinstance(content, dict):
-        type_name = content.kind if isinstance(content, Record) else type(content).__name__
+        type_name = content.type_name if isinstance(content, Record) else type(content).__name__
         raise CheckpointError(
             f"{file}: holds a value of type {type_name}, not a dictionary of tensors: save model.state_dict()"
         )
@@ -228,7 +228,7 @@ def _describe_subclass(name: str, record: Record, metadata: dict[str, str]) -> I
     module, _, last = name.rpartition(".")
     parts = {key: value for key, value in record.state.items() if isinstance(value, StoredTensor)}
     others = {str(key): _describe(value) for key, value in record.state.items() if key not in parts}
-    described = {"_type": record.kind.rpartition(".")[2], "_data": others, "_tensor_data_names": sorted(parts)}
+    described = {"_type": record.type_name.rpartition(".")[2], "_data": others, "_tensor_data_names": sorted(parts)}
     metadata[name] = json.dumps(described)
     for key, value in parts.items():
         yield f"{module}.{PART_PREFIX}{last}_{key}" if module else f"{PART_PREFIX}{last}_{key}", value

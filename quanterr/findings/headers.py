@@ -38,7 +38,9 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
         yield make_finding("label_without_layer", "warning", None, message)
     if not contents.is_alone:  # such a checkpoint is correct, but its weights are not comparable with the original's
         fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.stored])
-        if rotated := ", ".join(f"{display(transform.group)} ({display(transform.kind)})" for transform in fused):
+        if rotated := ", ".join(
+            f"{display(transform.group)} ({display(transform.matrix_type)})" for transform in fused
+        ):
             message = f"config.json{contents.whose} declares rotations fused into its weights: {rotated}"
             remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
             yield make_finding("rotated_weights", "error", None, message, remedy)

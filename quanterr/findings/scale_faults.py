@@ -74,7 +74,7 @@ FACTOR_FAULTS, ORDER_FAULTS, COLUMN_FAULTS = (
 class ScaleFault(NamedTuple):
     """The fault of a weight's scales, and the SNR of a sample before and after it is undone."""
 
-    kind: str  # a name in FACTOR_FAULTS, ORDER_FAULTS or COLUMN_FAULTS
+    name: str  # a name in FACTOR_FAULTS, ORDER_FAULTS or COLUMN_FAULTS
     low: float  # the smallest factor, or number of steps of zero points; 1 for orders
     high: float
     before_db: float
@@ -381,7 +381,7 @@ def report_scale_faults(
         read: number of weights that were read.
     """
     for fault_name, (code, what, remedy) in FINDINGS_BY_FAULT.items():
-        affected = [(weight, fault) for weight, fault in faults if fault.kind == fault_name]
+        affected = [(weight, fault) for weight, fault in faults if fault.name == fault_name]
         if not affected:
             continue
         names = [

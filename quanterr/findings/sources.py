@@ -154,7 +154,7 @@ def _is_limited(sample: CodeSample, snr_db: float) -> bool:
 def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain, kinds: Collection[str]) -> list[Finding]:
     """Report weights whose codes fit other scales; only a few of the weights with excess error are read."""
     lossy, read = _choose_weights(seen)
-    faults = [(weight, fault) for weight in read if (fault := again.find(weight)[0]) and fault.kind in kinds]
+    faults = [(weight, fault) for weight in read if (fault := again.find(weight)[0]) and fault.name in kinds]
     return list(report_scale_faults(faults, lossy, len(read)))
 
 

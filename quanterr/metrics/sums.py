@@ -203,7 +203,7 @@ class Sums:
         return total
 
 
-ADDED = tuple(name for name, kind in Sums.__annotations__.items() if kind == "int")
+ADDED = tuple(name for name, annotation in Sums.__annotations__.items() if annotation == "int")
 
 
 def worst_rows(rows: Iterable[tuple[int, RowSums]]) -> list[tuple[int, RowSums]]:

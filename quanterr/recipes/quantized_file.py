@@ -82,7 +82,7 @@ class QuantizedFile(CheckpointFile):
         return self.recipe.name != self.wanted.name
 
     @property
-    def kind(self) -> tuple[str, int]:
+    def shared_key(self) -> tuple[str, int]:
         """A key that recipes share if they can be measured together."""
         return self.weight, self._together
 

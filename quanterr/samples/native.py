@@ -306,10 +306,10 @@ def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
         return _Codes(CodeKind.SHIFTED, 0.0) if is_plain else None
     if not levels.lowest + offset < 0 < levels.highest + offset or high < levels.highest + offset:
         return None
-    kind = _find_kind(levels, False)
-    if kind != CodeKind.INTEGERS:
-        return _Codes(kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
-    return _Codes(kind, offset)
+    code_kind = _find_kind(levels, False)
+    if code_kind != CodeKind.INTEGERS:
+        return _Codes(code_kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
+    return _Codes(code_kind, offset)
 
 
 def _find_kind(levels: Levels, is_shifted: bool) -> CodeKind:

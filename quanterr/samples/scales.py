@@ -370,7 +370,9 @@ class ScaleSampler:
                 elif abs(group.stored - group.good) > step:
                     bad_groups["group"][place] = group
         return tuple(
-            _make_region(kind, list(groups.values()), self._lucky) for kind, groups in bad_groups.items() if groups
+            _make_region(region_kind, list(groups.values()), self._lucky)
+            for region_kind, groups in bad_groups.items()
+            if groups
         )
 
     def _clips_bytes(self, groups: _SampledGroups) -> Tensor:
@@ -471,14 +473,14 @@ class _BadGroup(NamedTuple):
         return float(self.of.stored[self.at])
 
 
-def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion:
+def _make_region(region_kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion:
     groups.sort(key=lambda group: (group.stored != 0, -group.lost_db, group.place))
     _, worst, size, of, at = groups[0]
     x_sq, stored_sq, good_sq, stored, good = (
         float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _get_good_sq(of, lucky), of.stored, of.good)
     )
     return BadRegion(
-        kind,
+        region_kind,
         len(groups),
         size,
         tuple(sorted(group.place for group in groups[:MAX_LISTED_GROUPS])),

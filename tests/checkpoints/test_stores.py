@@ -101,7 +101,7 @@ class TestVersions:
         server.faults.append(lambda h, *_: conditions.append({k for k in h.headers if k.startswith("If-")}))
         version, content = once_known(at(server))
 
-        assert (right(), len(BYTES), kind) == (content, version.size, version.kind)
+        assert (right(), len(BYTES), kind) == (content, version.size, version.tag_kind)
         assert [set(), {condition} - {None}] == conditions
 
     @pytest.mark.parametrize("stated", [stated for stated, kind, _ in KINDS if stated])

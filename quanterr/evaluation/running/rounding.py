@@ -319,9 +319,9 @@ class RoundingMode(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(error_type, error, trace)  # type: ignore[no-untyped-call]
         self._last = None  # their memory is needed
 
     def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, watched: Watched, ways: "_Ways") -> Any:

@@ -58,8 +58,10 @@ def check_labels(contents: Contents) -> Iterator[LoadingReason]:
     labels = contents.labels
     if labels.marker:
         return
-    coded = [one for one in contents.stored if one.weight.format in COMFYUI_FORMATS and one.weight.has_codes]
-    names = [one.name for one in coded if not is_read_by_comfyui(one.weight, labels)]
+    coded = [
+        stored for stored in contents.stored if stored.weight.format in COMFYUI_FORMATS and stored.weight.has_codes
+    ]
+    names = [stored.name for stored in coded if not is_read_by_comfyui(stored.weight, labels)]
     if names:
         message = (
             f"takes codes for weights, without their scales, where no label (comfy_quant) says what they are: "

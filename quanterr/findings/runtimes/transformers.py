@@ -91,9 +91,11 @@ def check_undeclared(contents: Contents) -> Iterator[LoadingReason]:
     """Yield what becomes of codes where config.json has no quantization_config."""
     if contents.checkpoint.gguf is not None or read_config(contents):
         return
-    coded = [one.weight for one in contents.stored if one.weight.has_codes]
-    misfit = [one.name for one in coded if one.codes.name == one.name and one.codes.shape != one.shape]
-    others = [one.name for one in coded if one.name not in misfit]
+    coded = [stored.weight for stored in contents.stored if stored.weight.has_codes]
+    misfit = [
+        weight.name for weight in coded if weight.codes.name == weight.name and weight.codes.shape != weight.shape
+    ]
+    others = [weight.name for weight in coded if weight.name not in misfit]
     place = "modeling_utils.py: _load_pretrained_model"
     if misfit:
         message = f"finds no quantization_config, and codes of other shapes than its weights: {listed(misfit, 3)}"
