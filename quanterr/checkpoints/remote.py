@@ -78,7 +78,7 @@ class RemoteFile(CheckpointFile):
             raise make_changed_error(str(self), self._version, now)
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def timestamps(self) -> tuple[int, ...]:
         """An empty tuple, as the tag identifies the version."""
         return ()
 

@@ -305,7 +305,7 @@ class ReportBuilder:
             by_side[leftover.side][leftover.bucket] += leftover.entries
         for number, pair in enumerate(self._pairing.pairs):
             bucket = self._find_bucket(number)
-            for by_bucket, codes, parts in zip(by_side.values(), pair.codes, pair.consumed, strict=True):
+            for by_bucket, codes, parts in zip(by_side.values(), pair.codes, pair.other_entries, strict=True):
                 by_bucket[bucket] += codes if number not in self._refused else ()
                 by_bucket[Bucket.CONSUMED] += parts
         sizes = {side: _sum_buckets(entries) for side, entries in by_side.items()}

@@ -233,7 +233,9 @@ def _find_findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -
     with model_folder(candidate.checkpoint) as folder:
         fingerprint = tokenizer_fingerprint(folder)
     if None not in (fingerprint, prepared.tokenizer) and fingerprint != prepared.tokenizer:
-        message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
+        message = (
+            f"{folder.locate('tokenizer.json')} is another tokenizer than the original's, with which both were run"
+        )
         yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
 
 

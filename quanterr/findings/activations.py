@@ -38,7 +38,7 @@ def check_activation_scales(contents: Contents) -> Iterator[Finding]:
     of_none = [
         entry for leftover in contents.leftovers if leftover.bucket == Bucket.CONSUMED for entry in leftover.entries
     ]
-    of_weights = [entry for pair in contents.pairing.pairs for entry in pair.consumed[contents.number]]
+    of_weights = [entry for pair in contents.pairing.pairs for entry in pair.other_entries[contents.number]]
     scales = [entry for entry in (*of_weights, *of_none) if is_auxiliary(entry.name)]
     yield from _check_side(contents.side, scales, contents.pairing, contents.reader)
     tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
@@ -65,7 +65,7 @@ def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
     """Check that the number of each weight's activation scales divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
-        for stored in contents.stored
+        for stored in contents.weights
         for entry in stored.parts
         if entry.name.endswith(INPUT_SCALES) and entry.n and all(size % entry.n for size in stored.weight.matrix)
     ]

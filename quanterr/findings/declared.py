@@ -33,7 +33,7 @@ def check_declared(contents: Contents) -> Iterator[Finding]:
         return
     if declared.program is None or declared.program.name == "ModelSlim":  # ``ascend`` checks its description
         return
-    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.stored]
+    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.weights]
     coded = [(stored, scheme) for stored, scheme in schemes if stored.weight.has_codes]
     yield from _check_excluded(declared, coded)
     yield from _check_unnamed(declared, coded)
@@ -118,7 +118,7 @@ def list_left(contents: Contents) -> list[str]:
     declared = contents.labels.declarations
     if declared.program is None or declared.program.name == "ModelSlim":
         return []
-    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.stored]
+    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.weights]
     return _find_left(declared, schemes) if any(stored.weight.has_codes for stored, _ in schemes) else []
 
 
@@ -184,7 +184,7 @@ def _check_entries(declared: Declarations, names: Iterable[str], are_missed: boo
         message = f"{declared.place}: {listed(keys, 3)} names modules that are not stored: {listed(entries, 3)}"
         is_loud = are_missed and any(are_all for _, _, are_all in idle)
         yield report_mismatch(message, severity="warning" if is_loud else "info", key=keys[0])
-    for key, entry in declared.refused:
+    for key, entry in declared.refusals:
         message = f"{declared.place}: an expression in {key} is not understood, and taken to match nothing: "
         yield report_mismatch(message + display(entry, 80), severity="info", key=key)
     if unknown := declared.unknown:

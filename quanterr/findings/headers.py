@@ -37,7 +37,7 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
         message = f"the header{contents.whose} labels layers that are not stored: {listed(list(labels.orphans))}"
         yield make_finding("label_without_layer", "warning", None, message)
     if not contents.is_alone:  # such a checkpoint is correct, but its weights are not comparable with the original's
-        fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.stored])
+        fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.weights])
         if rotated := ", ".join(
             f"{display(transform.group)} ({display(transform.matrix_type)})" for transform in fused
         ):
@@ -45,7 +45,9 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
             remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
             yield make_finding("rotated_weights", "error", None, message, remedy)
     is_complete = all(leftover.bucket is Bucket.CONSUMED for leftover in contents.pairing.leftovers)
-    is_unquantized = contents.stored and is_complete and not any(stored.weight.has_codes for stored in contents.stored)
+    is_unquantized = (
+        contents.weights and is_complete and not any(stored.weight.has_codes for stored in contents.weights)
+    )
     if contents.side == "quantized" and labels.method and is_unquantized:
         message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
         yield make_finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
@@ -69,7 +71,7 @@ def check_sides(comparison: Comparison) -> Iterator[Finding]:
 @check("dummy_scale", needs=HEADERS, of=QUANTIZED)
 def check_unused_scales(contents: Contents) -> Iterator[Finding]:
     """Report scales of weights that are not quantized."""
-    if contents.is_alone and not any(stored.weight.has_codes for stored in contents.stored):
+    if contents.is_alone and not any(stored.weight.has_codes for stored in contents.weights):
         return  # a name that ends in scale is then an ordinary parameter
     if names := contents.pairing.names_with_unused_scale:
         layer = names[0] if len(names) == 1 else None
@@ -132,7 +134,7 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
 @check("fp8_without_scale", needs=HEADERS, of=QUANTIZED)
 def check_plain_casts(contents: Contents) -> Iterator[Finding]:
     """Report FP8 weights that are read without a scale."""
-    if casts := [stored.name for stored in contents.stored if stored.weight.encoding == "cast"]:
+    if casts := [stored.name for stored in contents.weights if stored.weight.encoding == "cast"]:
         message = f"FP8 values of {count(len(casts), 'tensor')} are taken for casts without scale: {listed(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
@@ -141,7 +143,7 @@ def check_plain_casts(contents: Contents) -> Iterator[Finding]:
 @check("codes_without_scale", needs=HEADERS, of=ALONE)
 def check_bare_codes(contents: Contents) -> Iterator[Finding]:
     """Report codes that match no format because they lack a scale."""
-    weights = [stored.weight for stored in contents.stored]
+    weights = [stored.weight for stored in contents.weights]
     if bare := [weight.name for weight in weights if weight.format == "verbatim" and weight.codes.dtype in CODE_DTYPES]:
         yield make_finding("codes_without_scale", "warning", None, f"stored codes have no scale: {listed(bare)}")
 
@@ -150,7 +152,7 @@ def check_bare_codes(contents: Contents) -> Iterator[Finding]:
 def check_layouts_alone(contents: Contents) -> Iterator[Finding]:
     """Report the weights of one checkpoint whose layout is ambiguous."""
     yield from report_layouts(
-        (stored.name, warning) for stored in contents.stored for warning in stored.weight.warnings
+        (stored.name, warning) for stored in contents.weights for warning in stored.weight.warnings
     )
 
 

@@ -60,7 +60,7 @@ def check_tied_head(contents: Contents) -> Iterator[Finding]:
         return
     heads = [
         stored
-        for stored in contents.stored
+        for stored in contents.weights
         if stored.weight.has_codes and stored.weight.codes.name.startswith(HEAD_PREFIX)
     ]
     for name in (head.name for head in heads if not any(row.takes_tied_head for row in find_rows(head.weight.format))):
@@ -98,7 +98,7 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
     """Check that config.json, or labels instead of it, let loaders read the codes of a checkpoint's weights."""
     checkpoint, labels = contents.checkpoint, contents.labels
     # Of several weights that share codes, only the last.
-    weights = list({stored.weight.codes.name: stored.weight for stored in contents.stored}.values())
+    weights = list({stored.weight.codes.name: stored.weight for stored in contents.weights}.values())
     yield from _check_labels(checkpoint, labels, weights)
     if description := checkpoint.config.get(ASCEND_CONFIG):
         yield from check_description(description, weights)
@@ -129,7 +129,7 @@ def check_layouts(contents: Contents) -> Iterator[Finding]:
         families.setdefault(key, {})[value] = name
     for key, formats in families.items():
         declared = formats.get(str(contents.labels.config.get(key)).lower())
-        named = [(stored.name, stored.weight.format) for stored in contents.stored if declared]
+        named = [(stored.name, stored.weight.format) for stored in contents.weights if declared]
         other = [name for name, format_name in named if format_name in formats.values() and format_name != declared]
         if other:
             yield report_model_mismatch(

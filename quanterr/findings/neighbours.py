@@ -211,7 +211,7 @@ def _find_copied(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, 
     for pair in pairs:
         weight = (pair.original, pair.quantized)[side]
         weight_scales = [entry for entry in weight.parts.values() if entry.n == 1 and entry.dtype == "F32"]
-        for name in (entry.name for entry in pair.consumed[side] if entry.n == 1 and entry.name in scales):
+        for name in (entry.name for entry in pair.other_entries[side] if entry.n == 1 and entry.name in scales):
             values = {reader.read_number(entry) for entry in weight_scales}
             compared += bool(values)
             if scales[name] in values and _has_many_digits(scales[name]):

@@ -33,7 +33,7 @@ GroupKey = tuple[object, ...]
 def check_optional_parts(contents: Contents) -> Iterator[Finding]:
     """Report parts that less than half of corresponding weights lack, with one finding for each part."""
     groups: dict[GroupKey, list[tuple[str, frozenset[str]]]] = {}
-    for weight in (stored.weight for stored in contents.stored if stored.weight.has_codes):
+    for weight in (stored.weight for stored in contents.weights if stored.weight.has_codes):
         for name, dtype, roles in _list_stacked(weight):
             key = without_numbers(name), weight.format, weight.code_bits, weight.block_size, dtype
             groups.setdefault(key, []).append((name, roles))

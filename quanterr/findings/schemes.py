@@ -64,7 +64,7 @@ def check_schemes(contents: Contents) -> Iterator[Finding]:
         return
     twice = [] if contents.number == 0 else list(compare_declarations(contents.checkpoint.config))
     # If two declarations differ, nobody knows which one is meant.
-    yield from twice or _compare_schemes(contents.labels.declarations, contents.stored)
+    yield from twice or _compare_schemes(contents.labels.declarations, contents.weights)
 
 
 def _compare_schemes(declared: Declarations, stored: Sequence[Stored]) -> Iterator[Finding]:

@@ -190,7 +190,7 @@ def _make_sums(weight: Weight, rows: RowValues) -> Sums:
         sums.x = exact(sums.n * low) if low == high else 0  # 0 shows that the weight is not constant
     if weight.matrix_rows:
         energies = rows.energy.view(-1, weight.matrix_rows).sum(1).tolist()
-        sums.matrices = {n: RowSums.measured(energy, 0.0, 0.0, False) for n, energy in enumerate(energies)}
+        sums.matrices = {n: RowSums.from_energies(energy, 0.0, 0.0, False) for n, energy in enumerate(energies)}
     return sums
 
 

@@ -272,7 +272,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         decode = decode or (lambda chunk, workspace: self.dequantize(chunk, workspace).weight)
         high = decode(chunk, filled[1])
         if self.levels.centred:
-            return Scaling(high.div_(self.levels.known[1]))
+            return Scaling(high.div_(self.levels.end_values[1]))
         return derive_scaling(self.levels, decode(chunk, filled[0]), high)
 
     def units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:

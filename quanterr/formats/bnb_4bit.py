@@ -172,7 +172,7 @@ def _describe_table(values: tuple[float, ...], quant_type: str) -> _Table:
     pairs = zip(values, TABLES[quant_type], strict=True)
     is_usual = all(abs(value - usual) <= MAX_TABLE_DISTANCE * (1 + abs(usual)) for value, usual in pairs)
     is_sound = all(map(isfinite, values)) and len(set(values)) > 1
-    return _Table(values, nibbles(values).scaled if is_sound else None, is_usual)
+    return _Table(values, nibbles(values).centred_levels if is_sound else None, is_usual)
 
 
 def _check_size(entry: Entry, actual: int, expected: int, noun: str, of_what: str = "") -> None:

@@ -45,7 +45,7 @@ class Levels:
     rows: tuple[int, int] = (0, 0)  # bytes before the blocks of rows, and with these blocks
 
     @property
-    def known(self) -> tuple[float, float]:
+    def end_values(self) -> tuple[float, float]:
         """The values of the codes in the bytes ``low`` and ``high``."""
         return self.at or (self.lowest, self.highest)
 
@@ -69,7 +69,7 @@ class Levels:
         return None if self.table or self.mantissa or self.number == 3 else (self.number - 1).bit_length()
 
     @cached_property
-    def scaled(self) -> "Levels":
+    def centred_levels(self) -> "Levels":
         """These levels, for codes without zero points or offsets."""
         return replace(self, centred=True)
 
@@ -249,7 +249,7 @@ class Scaling(NamedTuple):
 
 def derive_scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
     """Derive factor and offset from the dequantized values of the two known codes, (r, c) each."""
-    first, second = levels.known
+    first, second = levels.end_values
     span = second - first
     unit = (high - low).div_(span)
     if not bool(unit.sum().isfinite()):  # far faster than to ask each number

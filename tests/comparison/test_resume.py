@@ -136,7 +136,7 @@ def replaced(path):
 
 class TestRefused:
     def test_journal_is_refused_for_changed_content_whatever_the_times(self, pair, tmp_path, monkeypatch):
-        monkeypatch.setattr(CheckpointFile, "written", ())
+        monkeypatch.setattr(CheckpointFile, "timestamps", ())
         copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
         replaced(copies[1])

@@ -140,7 +140,7 @@ class TestEntries:
         declared = Declarations(compressed([pattern], a=group(["Linear"])))
 
         assert declared.of(Q).is_quantized
-        assert [("ignore", pattern)] == declared.refused
+        assert [("ignore", pattern)] == declared.refusals
 
     def test_unknown_key_that_names_modules_is_found(self):
         declared = Declarations(GPTQ | {"keep_these": [Q], "damp_percent": 0.01, "meta": {"a.b": 1}})

@@ -148,7 +148,7 @@ class TestPrefixes:
         assert {} == left
         assert {"fp8_tensor"} == {pair.quantized.format for pair in pairs.values()}
         assert {Bucket.CONSUMED} == {bucket for bucket, _ in extra.values()}
-        consumed = {entry.name for pair in pairs.values() for entry in pair.consumed[1]}
+        consumed = {entry.name for pair in pairs.values() for entry in pair.other_entries[1]}
         assert with_prefix(prefix, quantized).keys() - {f"{prefix}head.weight"} == consumed | extra.keys()
 
 
@@ -599,7 +599,7 @@ class TestParts:
         pairs, _, extra, _ = plan_of(tmp_path, {name: numbers(4, 32) for name in names}, tensors)
 
         assert {name: [f"{name}_scale"] for name in names} == {
-            name: [entry.name for entry in pair.consumed[1]] for name, pair in pairs.items()
+            name: [entry.name for entry in pair.other_entries[1]] for name, pair in pairs.items()
         }
         assert {} == extra
 

@@ -145,7 +145,7 @@ class _Vocabulary:
         value = self.keys.get(key, otherwise)
         return bool(value)
 
-    def added(self, swallows: bool = False) -> Iterator[JsonObject]:
+    def list_added(self, swallows: bool = False) -> Iterator[JsonObject]:
         """Yield the tokens that are searched in a text before it is normalized and divided.
 
         ``swallows`` means that special tokens include the spaces after them.
@@ -217,7 +217,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
     model |= {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": pre.ignore_merges}
     parts: JsonObject = {
-        "added_tokens": list(vocabulary.added()),
+        "added_tokens": list(vocabulary.list_added()),
         "normalizer": pre.normalizer,
         "pre_tokenizer": pre.words,
         "decoder": _make_byte_level(use_regex=True),
@@ -259,7 +259,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         {"type": "Fuse"},
     ]
     back += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    added = list(vocabulary.added(swallows=is_phi))
+    added = list(vocabulary.list_added(swallows=is_phi))
     for token in added:
         token["content"] = tokens[token["id"]]
     parts: JsonObject = {
@@ -293,7 +293,7 @@ def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
     first, last = (vocabulary.special(key) for key in ("cls_token_id", "seperator_token_id"))
     ends = (first or vocabulary.special("bos_token_id"), last or vocabulary.special("eos_token_id"))
     parts: JsonObject = {
-        "added_tokens": list(vocabulary.added()),
+        "added_tokens": list(vocabulary.list_added()),
         "normalizer": normalizer,
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _make_post_processor(vocabulary, *ends),

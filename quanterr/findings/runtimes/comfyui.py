@@ -59,7 +59,7 @@ def check_labels(contents: Contents) -> Iterator[LoadingReason]:
     if labels.marker:
         return
     coded = [
-        stored for stored in contents.stored if stored.weight.format in COMFYUI_FORMATS and stored.weight.has_codes
+        stored for stored in contents.weights if stored.weight.format in COMFYUI_FORMATS and stored.weight.has_codes
     ]
     names = [stored.name for stored in coded if not is_read_by_comfyui(stored.weight, labels)]
     if names:

@@ -83,7 +83,7 @@ def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
     config = contents.labels.config
     if contents.labels.method != "gptq" or config.get("desc_act") is not True or config.get("group_size") == -1:
         return
-    of_gptq = [stored for stored in contents.stored if stored.weight.format in ("gptq", "gptq_v2")]
+    of_gptq = [stored for stored in contents.weights if stored.weight.format in ("gptq", "gptq_v2")]
     if names := [stored.name for stored in of_gptq if not any(entry.name.endswith(".g_idx") for entry in stored.parts)]:
         message = f"finds no order of columns (g_idx), which desc_act declares, and takes another: {listed(names, 3)}"
         yield differ(message, place, names)
@@ -91,7 +91,7 @@ def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
 
 def check_awq_layout(contents: Contents, place: str) -> Iterator[LoadingReason]:
     """Yield a reason if AWQ's layout is not GEMM, for runtimes that do not look at ``version``."""
-    others = [stored.name for stored in contents.stored if stored.weight.format in OTHER_AWQ]
+    others = [stored.name for stored in contents.weights if stored.weight.format in OTHER_AWQ]
     if contents.labels.method == "awq" and others:
         message = f"takes all of AWQ for the layout GEMM, whose scales have other shapes: {listed(others, 3)}"
         yield refuse(f"{message}: AssertionError", place, others)

@@ -31,7 +31,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 def check_codes(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if linear layers have neither the codes of EXL3 nor a tensor named weight."""
-    coded = [stored.weight for stored in contents.stored if stored.weight.has_codes and stored.weight.format != "exl3"]
+    coded = [stored.weight for stored in contents.weights if stored.weight.has_codes and stored.weight.format != "exl3"]
     if names := [weight.name for weight in coded if not weight.codes.name.endswith(".weight")]:
         message = (
             f"finds no codes of EXL3, and no weight, for {count(len(names), 'layer')}: {listed(names, 3)}: ValueError"

@@ -89,7 +89,7 @@ def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], dev
     if reasons:
         return _conclude(runtime, reasons)
     is_run = all(
-        any(layout.is_run for layout in _find_layouts(runtime, contents, weight)) for weight in contents.stored
+        any(layout.is_run for layout in _find_layouts(runtime, contents, weight)) for weight in contents.weights
     )
     return Loading(runtime.name, runtime.version, LOADS, RUN if is_run else READ, [])
 
@@ -144,7 +144,7 @@ def _judge_weights(runtime: Runtime, contents: Contents, named: Collection[str])
     Other reasons name the weights in ``named``.
     """
     names_by_reason: dict[tuple[str, str, str], list[str]] = {}
-    for stored in contents.stored:
+    for stored in contents.weights:
         if stored.name not in named and (reason := _judge_weight(runtime, contents, stored)) is not None:
             names_by_reason.setdefault(reason, []).append(stored.name)
     if unread := [name for name in list_unread(contents) if name not in named]:

@@ -66,7 +66,7 @@ def check_method(contents: Contents) -> Iterator[LoadingReason]:
     checkpoint, config = contents.checkpoint, contents.labels.config
     if _has_own(contents):
         return
-    coded = [*(stored.name for stored in contents.stored if stored.weight.has_codes), *list_unread(contents)]
+    coded = [*(stored.name for stored in contents.weights if stored.weight.has_codes), *list_unread(contents)]
     if not config and coded:
         message = f'finds no "quantization" in {CONFIG}, and tensors of no module: {listed(coded, 3)}: ValueError'
         yield refuse(message, LOADING, coded)

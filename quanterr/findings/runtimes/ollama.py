@@ -32,7 +32,7 @@ def check_gguf(contents: Contents) -> Iterator[LoadingReason]:
         yield leave_open(message, "LLAMA_CPP_VERSION")
         return
     yield from check_file(contents, {name: keys for name, keys in LLAMA_CPP.items() if name not in NEWER_THAN_OLLAMA})
-    if names := [stored.name for stored in contents.stored if stored.weight.format in OPEN]:
+    if names := [stored.name for stored in contents.weights if stored.weight.format in OPEN]:
         message = f"is built with llama.cpp b10488, which may not know this type: {listed(names, 3)}"
         yield leave_open(message, "LLAMA_CPP_VERSION", names)
 
@@ -50,7 +50,7 @@ def check_conversion(contents: Contents) -> Iterator[LoadingReason]:
     elif not is_one_of(first, OLLAMA):
         message = f"does not convert {display(str(first))}: unsupported architecture; --experimental is not judged"
         yield refuse(message, "convert/convert.go: LoadModelMetadata")
-    others = [stored for stored in contents.stored if stored.weight.codes.dtype not in READ]
+    others = [stored for stored in contents.weights if stored.weight.codes.dtype not in READ]
     if others:
         layers = [stored.name for stored in others]
         message = (
@@ -63,7 +63,7 @@ def check_floats(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if FP8 weights have no blocks: ``ollama create`` dequantizes only those with blocks."""
     if contents.checkpoint.gguf is not None:
         return
-    of_fp8 = [stored for stored in contents.stored if stored.weight.codes.dtype == "F8_E4M3"]
+    of_fp8 = [stored for stored in contents.weights if stored.weight.codes.dtype == "F8_E4M3"]
     if names := [stored.name for stored in of_fp8 if stored.weight.format != "fp8_block"]:
         message = f"converts FP8 with scales of blocks alone, not {count(len(names), 'weight')}: {listed(names, 3)}"
         yield refuse(f"{message}: missing fp8 block size metadata", f"{READING}: parseSafetensors", names)

@@ -20,7 +20,7 @@ def check_rounded(contents: Contents, place: str) -> Iterator[LoadingReason]:
     packing = str(config.get("packing_format", next(iter(ROUNDED))))
     formats = ROUNDED.get(packing, frozenset()) if config.get("data_type", "int") == "int" else frozenset()
     others = [
-        stored.name for stored in contents.stored if stored.weight.has_codes and stored.weight.format not in formats
+        stored.name for stored in contents.weights if stored.weight.has_codes and stored.weight.format not in formats
     ]
     if others:
         message = f"no rule covers {display(packing)} of AutoRound for {listed(others, 3)}"
@@ -48,9 +48,9 @@ def check_quark(contents: Contents, has_scheme: Callable[[JsonFields], bool], la
         yield leave_open("no rule covers a cache that Quark quantizes, or codes in another order", place)
     if not all(map(has_scheme, list_quark_schemes(config))):
         yield leave_open("no rule covers a scheme that Quark declares", place)
-    if any(".experts." in stored.name for stored in contents.stored if stored.weight.has_codes):
+    if any(".experts." in stored.name for stored in contents.weights if stored.weight.has_codes):
         yield leave_open("no rule covers experts that Quark quantizes", f"{layers}quark/")
-    odd = [stored for stored in contents.stored if stored.weight.has_codes and not _has_quark_shape(stored)]
+    odd = [stored for stored in contents.weights if stored.weight.has_codes and not _has_quark_shape(stored)]
     if odd:
         message = f"no rule covers scales of these shapes: {listed([stored.name for stored in odd], 3)}"
         yield leave_open(message, f"{layers}quark/schemes/: create_weights")

@@ -60,7 +60,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 def check_rounded_limits(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if AutoRound's codes have bits, groups or zero points that Marlin's kernels do not take."""
     declarations = contents.labels.declarations
-    of_gptq = [stored for stored in contents.stored if stored.weight.format in ROUNDED["auto_round:auto_gptq"]]
+    of_gptq = [stored for stored in contents.weights if stored.weight.format in ROUNDED["auto_round:auto_gptq"]]
     others = [
         stored.name for stored in of_gptq if MARLIN.find_excess(stored.weight, declarations.of(stored.weight.name))
     ]

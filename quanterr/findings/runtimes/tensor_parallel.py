@@ -29,8 +29,8 @@ def find_cuts(contents: Contents, devices: int) -> Iterator[LoadingReason]:
     heads = contents.checkpoint.model_config.get("num_attention_heads")
     if isinstance(heads, int) and heads % devices:
         yield refuse(f"cannot split {count(heads, 'attention head')} among {devices} devices: ValueError", HEADS)
-    cut_groups = [stored.name for stored in contents.stored if _cuts_groups(stored, devices)]
-    cut_blocks = [stored.name for stored in contents.stored if _cuts_blocks(stored, devices)]
+    cut_groups = [stored.name for stored in contents.weights if _cuts_groups(stored, devices)]
+    cut_blocks = [stored.name for stored in contents.weights if _cuts_blocks(stored, devices)]
     among = f" among {devices} devices" if devices > 1 else ""
     if cut_groups:
         message = f"would cut groups of columns{among}: {count(len(cut_groups), 'weight')}: {listed(cut_groups, 3)}"

@@ -91,7 +91,7 @@ def check_undeclared(contents: Contents) -> Iterator[LoadingReason]:
     """Yield what becomes of codes where config.json has no quantization_config."""
     if contents.checkpoint.gguf is not None or read_config(contents):
         return
-    coded = [stored.weight for stored in contents.stored if stored.weight.has_codes]
+    coded = [stored.weight for stored in contents.weights if stored.weight.has_codes]
     misfit = [
         weight.name for weight in coded if weight.codes.name == weight.name and weight.codes.shape != weight.shape
     ]

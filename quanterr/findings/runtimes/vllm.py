@@ -86,7 +86,7 @@ def check_left(contents: Contents) -> Iterator[LoadingReason]:
 
 def check_cache_scales(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if scales of a KV cache have names that nothing maps, so that the cache has no scales."""
-    of_weights = {entry.name for stored in contents.stored for entry in stored.parts}
+    of_weights = {entry.name for stored in contents.weights for entry in stored.parts}
     names = [name for name in contents.checkpoint.entries if OF_CACHE.search(name) and not MAPPED.search(name)]
     names = [name for name in names if name not in of_weights]
     if names:

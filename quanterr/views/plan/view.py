@@ -179,15 +179,15 @@ def _make_kept_table(plan: Plan) -> Table:
     """Return the table of layers that stay as in the original, compared with the plan's most frequent recipe."""
     total, kept = plan.cost or 1.0, _list_kept(plan)
 
-    def added(layer: PlannedLayer) -> str:
+    def format_added(layer: PlannedLayer) -> str:
         return ABSENT if layer.usual_bytes is None else size(layer.bytes - layer.usual_bytes)
 
-    def avoided(layer: PlannedLayer) -> str:
+    def format_avoided(layer: PlannedLayer) -> str:
         return ABSENT if layer.usual_cost is None else format_percent(layer.usual_cost / total)
 
     columns: Sequence[CellColumn[PlannedLayer]] = (
-        (Column("more bytes", 0), added),
-        (Column("cost avoided", 1), avoided),
+        (Column("more bytes", 0), format_added),
+        (Column("cost avoided", 1), format_avoided),
     )
     filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in kept[:MAX_LISTED_KEPT]))
     number = (
