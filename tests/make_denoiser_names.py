@@ -24,7 +24,7 @@ from support.denoisers import (
     VAE,
     WAN_VAE,
     converter,
-    renamed,
+    rename,
     unet_names,
     vae_names,
     wan,
@@ -114,9 +114,9 @@ MODELS = {
     "Z-Image": [("Z-Image", None, z_image_norm)],
     **{name: [(name, None, FAMILIES[name][2])]
        for name in ("Lumina 2", "HunyuanVideo", "LTX-Video", "Sana", "AuraFlow")},
-    "LTX-2": [("LTX2VideoTransformer3DModel", LTX2, lambda: renamed("LTX2VideoTransformer3DModel", LTX2, OF_LTX2))],
+    "LTX-2": [("LTX2VideoTransformer3DModel", LTX2, lambda: rename("LTX2VideoTransformer3DModel", LTX2, OF_LTX2))],
     "Cosmos-Predict2": [
-        ("CosmosTransformer3DModel", COSMOS2, lambda: renamed("CosmosTransformer3DModel", COSMOS2, OF_COSMOS2))
+        ("CosmosTransformer3DModel", COSMOS2, lambda: rename("CosmosTransformer3DModel", COSMOS2, OF_COSMOS2))
     ],
     # The number of a block in the decoder depends on how many there are.
     **{f"VAE with {levels} levels": [("AutoencoderKL", VAE[levels], lambda levels=levels: vae_names(VAE[levels]))]
@@ -175,7 +175,7 @@ def flat_names(family, shapes, config):
     return {name for name, pieces in held.items() if any(converted[p.name].ndim < stored[name].ndim for p in pieces)}
 
 
-def widened(shapes, block):
+def widen(shapes, block):
     """Give every numbered block the tensors of all of them, and the number of blocks of NUMBERS."""
     tensors = {}
     for name, shape in shapes.items():
@@ -193,7 +193,7 @@ def rows_of(family, shapes, config, block):
     Also return the stored names whose pieces have different sizes.
     """
     names, unequal = {}, set()
-    for name, pieces in pieces_of(family, widened(shapes, block), config).items():
+    for name, pieces in pieces_of(family, widen(shapes, block), config).items():
         match, number = block.search(name), ""
         key = name
         if match:

@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def rendered(document: Callable[[], object], outputs: tuple, name: str) -> str:
+def render(document: Callable[[], object], outputs: tuple, name: str) -> str:
     """Return one output of a document; for a page, the text visible without scripts."""
     file = io.StringIO()
     next(output for output in outputs if output.name == name).write(document(), file)
@@ -71,7 +71,7 @@ def of_document(kind: str, document: Callable[[], object], outputs: tuple, show:
         return terminal(lambda to: show(document(), to, verbose), width, color)
 
     snapshots: dict[str, Callable[[], str]] = {
-        f"{kind}{output.suffix}": partial(rendered, document, outputs, output.name) for output in outputs
+        f"{kind}{output.suffix}": partial(render, document, outputs, output.name) for output in outputs
     }
     snapshots[f"{kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
     snapshots[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
@@ -86,7 +86,7 @@ def show_view(document: object, to: Console, verbose: bool = True) -> None:
 
 def of_report(name: str) -> Callable[[], str]:
     """Return a function that renders an output of the report."""
-    return partial(rendered, lambda: report_of(tiny()), OUTPUTS, name)
+    return partial(render, lambda: report_of(tiny()), OUTPUTS, name)
 
 
 SNAPSHOTS: dict[str, Callable[[], str]] = {

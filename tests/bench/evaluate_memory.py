@@ -55,7 +55,7 @@ def make(folder: Path, size: str) -> None:
     )
 
 
-def streamed(folder: Path) -> dict[str, float]:
+def evaluate_streamed(folder: Path) -> dict[str, float]:
     """Evaluate with quanterr."""
     import quanterr
 
@@ -98,7 +98,7 @@ def plain(folder: Path) -> dict[str, float]:
 def run(kind: str, folder: Path, limit: int | None = None) -> tuple[int, float, float, dict[str, float]]:
     """Run one of the two in a process of its own; return its status, seconds, peak in MB and numbers."""
 
-    def limited() -> None:
+    def limit_memory() -> None:
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
@@ -110,7 +110,7 @@ def run(kind: str, folder: Path, limit: int | None = None) -> tuple[int, float, 
         "print(json.dumps([int(status['VmHWM'].split()[0]), found]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, preexec_fn=limited
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, preexec_fn=limit_memory
     )
     seconds = time.monotonic() - started
     if done.returncode:

@@ -12,7 +12,7 @@ from quanterr.errors import UsageError
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-from support.denoisers import call, converter, made, nested, write_calls  # noqa: E402 - it imports diffusers
+from support.denoisers import call, converter, make_model, nest, write_calls  # noqa: E402 - it imports diffusers
 
 pytestmark = pytest.mark.session
 
@@ -46,7 +46,7 @@ def error_of(model, family, base, other):
         for state in (base, other):
             model.load_state_dict(state)
             with torch.no_grad():
-                outputs.append(model(**nested(call(family, number)), return_dict=False)[0].double())
+                outputs.append(model(**nest(call(family, number)), return_dict=False)[0].double())
         x, y = outputs
         errors.append(float((y - x).square().sum() / x.square().sum()))
     return sum(errors) / 2
@@ -56,7 +56,7 @@ def error_of(model, family, base, other):
 def flux(tmp_path_factory):
     """A small FLUX in both namings, its weights rounded to BF16 as a candidate, and calls."""
     folder = tmp_path_factory.mktemp("flux")
-    model, tensors = made("FLUX.1", folder / "original")
+    model, tensors = make_model("FLUX.1", folder / "original")
     save_file(tensors, folder / "original.safetensors")
     save_file({key: value.bfloat16() for key, value in tensors.items()}, folder / "candidate.safetensors")
     return folder, model, tensors, write_calls("FLUX.1", folder / "calls.safetensors", 2)
@@ -95,7 +95,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
     metadata = {"transformer.r": 2 * RANK, "transformer.lora_alpha": RANK}
     save_file(stored, tmp_path / "lora.safetensors", {"lora_adapter_metadata": json.dumps(metadata)})
 
-    def merged(state):
+    def merge(state):
         state = {key: value.float() for key, value in state.items()}
         for name in names:
             a, b = (stored[f"transformer.{name}.lora_{matrix}.weight"] for matrix in "AB")
@@ -104,7 +104,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
 
     rounded = {key: value.bfloat16() for key, value in base.items()}
     save_file(rounded, tmp_path / "bf16.safetensors")
-    expected = error_of(model, "FLUX.1", merged(base), merged(rounded))
+    expected = error_of(model, "FLUX.1", merge(base), merge(rounded))
     evaluation = quanterr.evaluate(
         folder / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, lora=tmp_path / "lora.safetensors"
     )
@@ -114,7 +114,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
 
 def test_other_names_go_through_the_diffusers_loader(tmp_path):
     """A LoRA from musubi-tuner has the names of Wan's authors, and the folder has diffusers' names."""
-    model, tensors = made("Wan", tmp_path / "original")
+    model, tensors = make_model("Wan", tmp_path / "original")
     names = [f"blocks.{n}.self_attn.{layer}" for n in range(2) for layer in "qkvo"]
     names += [f"blocks.{n}.cross_attn.{layer}" for n in range(2) for layer in "qkvo"]
     names += [f"blocks.{n}.ffn.{layer}" for n in range(2) for layer in (0, 2)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_stored import I32, Stored, array, write_gguf
-from support.making import dequantized, same_bits, store
+from support.making import read_whole, same_bits, store
 
 import quanterr
 from quanterr.advice.kept_commands import list_words
@@ -44,13 +44,13 @@ def rows_of(kind, shape=SHAPE):
     return np.concatenate([heads[:, : of.rows * of.head], raw.reshape(groups, -1)], 1)
 
 
-def written(folder, kind, raw, shape=SHAPE):
+def write(folder, kind, raw, shape=SHAPE):
     return write_gguf(folder / "y.gguf", [Stored("w", kind, shape, raw.tobytes()), Stored("z", "F32", (64,))])
 
 
 def values_of(folder, kind, raw):
-    with open_checkpoint(written(folder, kind, raw)) as checkpoint:
-        return dequantized(CheckpointSide("y", checkpoint).recognize("w", SHAPE)).clone()
+    with open_checkpoint(write(folder, kind, raw)) as checkpoint:
+        return read_whole(CheckpointSide("y", checkpoint).recognize("w", SHAPE)).clone()
 
 
 def original_of(folder, kind, raw):
@@ -68,7 +68,7 @@ def gravest(report):
 class TestDamage:
     def test_undamaged_rows_cause_no_warning(self, tmp_path, kind):
         raw = rows_of(kind)
-        report = quanterr.compare(original_of(tmp_path, kind, raw), written(tmp_path, kind, raw), device="cpu")
+        report = quanterr.compare(original_of(tmp_path, kind, raw), write(tmp_path, kind, raw), device="cpu")
 
         assert [("w", "ggml." + kind.lower())] == [(layer.layer_name, layer.quantized_dtype) for layer in report.layers]
         assert "nonfinite_quantized" not in gravest(report)
@@ -78,7 +78,7 @@ class TestDamage:
         raw = rows_of(kind)
         x = original_of(tmp_path, kind, raw)
         raw[[1, 2]] = raw[[2, 1]]
-        report = quanterr.compare(x, written(tmp_path, kind, raw), device="cpu")
+        report = quanterr.compare(x, write(tmp_path, kind, raw), device="cpu")
 
         assert report.layers[0].snr_db < 15
         assert gravest(report)
@@ -88,14 +88,14 @@ class TestDamage:
         x = original_of(tmp_path, kind, raw)
         infinite = struct.pack("<e" if OF_NAME[kind].head in (0, 2) else "<f", float("inf"))
         raw[3, : len(infinite)] = np.frombuffer(infinite, np.uint8)
-        report = quanterr.compare(x, written(tmp_path, kind, raw), device="cpu")
+        report = quanterr.compare(x, write(tmp_path, kind, raw), device="cpu")
 
         assert "nonfinite_quantized" in gravest(report)
 
     def test_missing_row_is_refused(self, tmp_path, kind):
         raw = rows_of(kind)[:-1]
         with pytest.raises(CheckpointError, match=r"overlap|truncated"):
-            open_checkpoint(written(tmp_path, kind, raw))
+            open_checkpoint(write(tmp_path, kind, raw))
 
     def test_type_with_another_size_is_refused(self, tmp_path, kind):
         raw, size = rows_of(kind), OF_NAME[kind].count_bytes(SHAPE)
@@ -106,14 +106,14 @@ class TestDamage:
         ]
         for other in others[::7]:
             with pytest.raises(CheckpointError, match=r"overlap|belong to no tensor|truncated"):
-                open_checkpoint(written(tmp_path, other.name, raw))
+                open_checkpoint(write(tmp_path, other.name, raw))
 
 
 @pytest.mark.parametrize(("kind", "other"), [("IQ4_K", "Q4_K"), ("IQ3_K", "Q3_K"), ("IQ4_KS_R4", "IQ4_KS")])
 def test_type_with_the_same_size_is_noticed_by_its_values(tmp_path, kind, other):
     raw = rows_of(kind) if kind in SCALED else rows_of("IQ3_K_R4")
     x = original_of(tmp_path, kind, raw)
-    report = quanterr.compare(x, written(tmp_path, other, raw), device="cpu")
+    report = quanterr.compare(x, write(tmp_path, other, raw), device="cpu")
 
     assert gravest(report) & {"implausible_error", "nonfinite_quantized"}
 
@@ -131,7 +131,7 @@ def test_stacked_experts_are_read_in_order(tmp_path):
     values = []
     for tensor in (whole, alone):
         with open_checkpoint(write_gguf(tmp_path / "y.gguf", [tensor])) as checkpoint:
-            values.append(dequantized(CheckpointSide("y", checkpoint).recognize("w", tensor.shape)).clone())
+            values.append(read_whole(CheckpointSide("y", checkpoint).recognize("w", tensor.shape)).clone())
 
     assert same_bits(*values)
 

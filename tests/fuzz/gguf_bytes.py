@@ -12,7 +12,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from support.gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, U64, padded, text
+from support.gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, U64, pad, text
 
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, changed_bytes, few, number, other_text
@@ -104,12 +104,12 @@ def _file(random: Random, keys: list[Key], tensors: list[Tensor]) -> bytes:
         )
         offset = len(data) if random.random() < 0.97 else random.choice((number(random, 64), len(data) + alignment, 0))
         infos += struct.pack("<IQ", type_id, offset)
-        data += padded(bytes(_size(type_id, dimensions)), alignment)
+        data += pad(bytes(_size(type_id, dimensions)), alignment)
     head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join([_key(random, key) for key in keys]) + infos
     if random.random() < 0.4:
         for _ in range(few(random)):
             head = changed_bytes(random, head)
-    raw = padded(head, alignment) + data
+    raw = pad(head, alignment) + data
     return changed_bytes(random, raw) if random.random() < 0.1 else raw
 
 

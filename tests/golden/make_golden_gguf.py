@@ -283,7 +283,7 @@ def every_exponent() -> None:
 # ---- side tensors and shapes
 
 
-def scaled(fixtures: Path) -> None:
+def write_scaled(fixtures: Path) -> None:
     """Write NVFP4 with X.scale: one from a fixture, and one for each expert by hand."""
     reader = GGUFReader(fixtures / "gguf_nvfp4_modelopt" / "quantized.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -304,7 +304,7 @@ def scaled(fixtures: Path) -> None:
     save("gguf_nvfp4", "modelopt_and_experts", "NVFP4", stored, values, GGUF_PY | {"how": how})
 
 
-def reshaped(fixtures: Path) -> None:
+def write_reshaped(fixtures: Path) -> None:
     """Write shapes whose rows are not whole blocks, as ComfyUI-GGUF stores them."""
     for kind, shapes in (
         ("Q8_0", {"conv.weight": (8, 4, 3, 3), "video.weight": (2, 3, 4, 2, 4), "narrow.weight": (24, 20)}),
@@ -353,8 +353,8 @@ def main() -> None:
             random_case(kind)
     every_index()
     every_exponent()
-    scaled(fixtures)
-    reshaped(fixtures)
+    write_scaled(fixtures)
+    write_reshaped(fixtures)
     plain()
     rocm()
 

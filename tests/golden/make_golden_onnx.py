@@ -84,7 +84,7 @@ def dequantize(tensors, **attributes):
     return run([node], tensors, "y")
 
 
-def quantized(weights, bits, block, symmetric, layout=QuantFormat.QOperator, operators=("MatMul",), model=None):
+def quantize(weights, bits, block, symmetric, layout=QuantFormat.QOperator, operators=("MatMul",), model=None):
     """Return a model as MatMulNBitsQuantizer writes it."""
     config = DefaultWeightOnlyQuantConfig(
         block_size=block,
@@ -137,7 +137,7 @@ def make_nbits():
         ("eight", 8, 16, False, 32),
         ("two", 2, 16, False, 80),
     ):
-        models.append(quantized({f"model/{name}": normal(cols, 6)}, bits, block, symmetric))
+        models.append(quantize({f"model/{name}": normal(cols, 6)}, bits, block, symmetric))
     codes = RANDOM.integers(0, 256, (6, 2, 8), np.uint8)
     scales = normal(6, 2).astype(np.float16).astype(np.float32)  # so that no order of operations rounds
     zeros = 8 + RANDOM.integers(-8, 8, (6, 2)).astype(np.float32) / 2
@@ -151,7 +151,7 @@ def make_nbits():
         node = helper.make_node("Gather", [f"{name}.weight", "i"], ["y"], f"/{name}/Gather")
         table = numpy_helper.from_array(normal(6, 32), f"{name}.weight")
         gather = model_of([node], [table], [("i", TensorProto.INT64, ["n"])], [("y", TensorProto.FLOAT)])
-        models.append(quantized({}, 4, 16, symmetric, operators=("Gather",), model=gather))
+        models.append(quantize({}, 4, 16, symmetric, operators=("Gather",), model=gather))
     tensors = [
         numpy_helper.from_array(RANDOM.integers(0, 256, (6, 16), np.uint8), "bytes.weight_Q4"),
         numpy_helper.from_array(normal(6, 2), "bytes.weight_scales"),
@@ -224,7 +224,7 @@ def make_linear():
         tensors += parts
     models = [model_of(nodes, tensors)]
     for name, symmetric in (("int4", True), ("uint4", False)):
-        model = quantized({f"model/{name}": normal(32, 6)}, 4, 16, symmetric, QuantFormat.QDQ)
+        model = quantize({f"model/{name}": normal(32, 6)}, 4, 16, symmetric, QuantFormat.QDQ)
         node = next(node for node in model.graph.node if node.op_type == "DequantizeLinear")
         expected[f"model.{name}.weight"] = dequantize(tensors_of(model, node.input), axis=0, block_size=16).T
         models.append(model)

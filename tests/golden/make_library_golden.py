@@ -115,7 +115,7 @@ def mlx() -> Iterator[Case]:
             return torch.from_numpy(np.array(array.view(mx.uint16)).view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(np.array(array))
 
-    def quantized(x: Tensor, dtype: object, **settings: object) -> tuple[Tensors, Tensor]:
+    def quantize_mlx(x: Tensor, dtype: object, **settings: object) -> tuple[Tensors, Tensor]:
         array = mx.array(x.float().numpy()).astype(dtype)
         parts = mx.quantize(array, **settings)
         wide = [part.astype(mx.float32) if part.dtype in (mx.float16, mx.bfloat16) else part for part in parts]
@@ -128,7 +128,9 @@ def mlx() -> Iterator[Case]:
             for shape in ((2, 256), (2, 2, 128)):
                 name = f"group{group}_{len(shape)}d"
                 dtype = mx.float16 if group == 64 else mx.bfloat16
-                parts, value = quantized(numbers(*shape, seed=bits), dtype, bits=bits, group_size=group, mode="affine")
+                parts, value = quantize_mlx(
+                    numbers(*shape, seed=bits), dtype, bits=bits, group_size=group, mode="affine"
+                )
                 stored |= {f"{name}.{key}": part for key, part in parts.items()}
                 values[f"{name}.weight"] = value
         how = f"mx.quantize in {bits} bits, groups of 32, 64 and 128; read by mx.dequantize with scales in float32"
@@ -136,7 +138,7 @@ def mlx() -> Iterator[Case]:
     for mode in ("mxfp4", "nvfp4", "mxfp8"):
         stored, values = {}, {}
         for shape in ((3, 96), (2, 3, 64)):
-            parts, value = quantized(numbers(*shape), mx.bfloat16, mode=mode)
+            parts, value = quantize_mlx(numbers(*shape), mx.bfloat16, mode=mode)
             stored |= {f"{len(shape)}d.{key}": part for key, part in parts.items()}
             values[f"{len(shape)}d.weight"] = value
         yield f"mlx_{mode}/mlx_shapes", "mlx", stored, values, {}, f"mx.quantize, mode {mode}; read by mx.dequantize"
@@ -182,7 +184,7 @@ def torchao() -> Iterator[Case]:
         stored, header = flatten_tensor_state_dict({f"{name}.weight": tensor for name, tensor in made.items()})
         return stored, {f"{name}.weight": read(tensor).clone() for name, tensor in made.items()}, header
 
-    def widened(tensor: Tensor) -> Tensor:
+    def widen(tensor: Tensor) -> Tensor:
         return tensor.dequantize(output_dtype=torch.float32)
 
     from torchao.quantization.quantize_.workflows.int4 import int4_plain_int32_tensor as words
@@ -212,7 +214,7 @@ def torchao() -> Iterator[Case]:
         "group": Int8Tensor.from_hp(x, granularity=PerGroup(64)),
         "asymmetric": Int8Tensor.from_hp(x + 0.03, granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC),
     }
-    yield "torchao_int8/torchao_granularities", "torchao", *flat(made, widened), "Int8Tensor.from_hp and dequantize"
+    yield "torchao_int8/torchao_granularities", "torchao", *flat(made, widen), "Int8Tensor.from_hp and dequantize"
 
     def read_intx(tensor: Tensor) -> Tensor:
         tensor.dtype_before = tensor.dtype
@@ -239,7 +241,7 @@ def torchao() -> Iterator[Case]:
         "e5m2": Float8Tensor.from_hp(x, float8_dtype=torch.float8_e5m2, granularity=PerRow()),
         "experts": Float8Tensor.from_hp(stack, granularity=PerRow()),
     }
-    yield "torchao_fp8/torchao_granularities", "torchao", *flat(made, widened), "Float8Tensor.from_hp and dequantize"
+    yield "torchao_fp8/torchao_granularities", "torchao", *flat(made, widen), "Float8Tensor.from_hp and dequantize"
 
     made = {
         f"{str(element)[6:]}_{len(shape)}d{'_tiles' if tiled else ''}": mx_tensor.MXTensor.to_mx(
@@ -249,9 +251,9 @@ def torchao() -> Iterator[Case]:
         for shape, tiled in (((5, 192), False), ((3, 5, 96), False), ((5, 192), True))
     }
     made["rows"] = mx_tensor.MXTensor.to_mx(numbers(130, 96), torch.float4_e2m1fn_x2, is_swizzled_scales=True)
-    yield "torchao_mx/torchao_elements", "torchao", *flat(made, widened), "MXTensor.to_mx and dequantize"
+    yield "torchao_mx/torchao_elements", "torchao", *flat(made, widen), "MXTensor.to_mx and dequantize"
     made = {element: mx_tensor.MXTensor.to_mx(numbers(5, 192), element) for element in ("fp6_e2m3", "fp6_e3m2")}
-    yield "torchao_mx/torchao_fp6", "torchao", *flat(made, widened), "MXTensor.to_mx and dequantize"
+    yield "torchao_mx/torchao_fp6", "torchao", *flat(made, widen), "MXTensor.to_mx and dequantize"
 
     made = {}
     for shape, tiled in (((5, 176), False), ((3, 5, 96), False), ((130, 80), True), ((2, 128, 32), True)):
@@ -265,7 +267,7 @@ def torchao() -> Iterator[Case]:
                 made[f"{name}_{len(shape)}d{'_tiles' if tiled else ''}"] = nvfp4_tensor.NVFP4Tensor.to_nvfp4(
                     y, per_tensor_scale=per_tensor, is_swizzled_scales=tiled
                 )
-    yield "torchao_nvfp4/torchao_shapes", "torchao", *flat(made, widened), "NVFP4Tensor.to_nvfp4 and dequantize"
+    yield "torchao_nvfp4/torchao_shapes", "torchao", *flat(made, widen), "NVFP4Tensor.to_nvfp4 and dequantize"
 
 
 def main() -> None:

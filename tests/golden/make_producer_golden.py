@@ -47,7 +47,7 @@ def sdnq() -> None:
 
     version = importlib.metadata.version("sdnq")
 
-    def quantized(layers: dict[str, dict], rows: int, **settings: object) -> tuple[dict, dict, dict]:
+    def quantize_sdnq(layers: dict[str, dict], rows: int, **settings: object) -> tuple[dict, dict, dict]:
         torch.manual_seed(0)
         model = nn.Module()
         for name in layers:
@@ -62,7 +62,7 @@ def sdnq() -> None:
         return stored, config.to_dict(), {name: tensor.float().contiguous().clone() for name, tensor in plain.items()}
 
     def case(name: str, layers: dict[str, dict], single: bool = False, rows: int = ROWS, **settings: object) -> None:
-        stored, config, values = quantized(layers, rows, **settings)
+        stored, config, values = quantize_sdnq(layers, rows, **settings)
         how = (
             f"sdnq_post_load_quant in float32, {len(layers)} layers {rows} × {COLS}, {settings}; dequantize_sdnq_module"
         )
@@ -457,9 +457,9 @@ def sinq() -> None:
     from sinq.quantizer import Quantizer
     from sinq.sinqlinear_hf import SINQLinear, sinq_base_quant_config
 
-    def widened(value: object) -> object:
+    def widen(value: object) -> object:
         if isinstance(value, dict):
-            return {key: widened(part) for key, part in value.items()}
+            return {key: widen(part) for key, part in value.items()}
         return value.float() if torch.is_tensor(value) else value
 
     layers, values = {}, {}
@@ -473,7 +473,7 @@ def sinq() -> None:
         layer = SINQLinear(64, 16, bias=False, quant_config=config, compute_dtype=torch.float32, device="cpu")
         layer.quantize(torch.randn(16, 64) * 0.02)
         layers[name] = layer.state_dict()
-        meta = widened(layers[name]["meta"])
+        meta = widen(layers[name]["meta"])
         values[f"{name}.weight"] = Quantizer.dequantize(layer.W_q, meta).contiguous()
     with tempfile.TemporaryDirectory() as folder:
         AutoSINQHFModel.save_weights_safetensors(layers, folder)

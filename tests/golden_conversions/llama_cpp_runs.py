@@ -60,7 +60,7 @@ class LlamaCpp:
         """Read a GGUF file; values only of tensors that are not quantized."""
         reader = self.gguf.GGUFReader(path)
         keys = {
-            name: shortened(field.contents())
+            name: shorten(field.contents())
             for name, field in reader.fields.items()
             if name in KEPT or not name.startswith(LEFT_OUT)
         }
@@ -69,8 +69,8 @@ class LlamaCpp:
         return Run(keys, tensors, types)
 
 
-def shortened(value: Any) -> Any:
+def shorten(value: Any) -> Any:
     """Return a metadata value whose float32 numbers are short decimals."""
     if isinstance(value, list):
-        return [shortened(item) for item in value]
+        return [shorten(item) for item in value]
     return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -12,8 +12,8 @@ import pytest
 import typer
 from support.forked import call, in_terminal
 from support.making import quantized_fp8
-from support.small_models import ids, quantized_by, saved
-from support.small_models import stored as read_stored
+from support.small_models import ids, quantized_by, save_model
+from support.small_models import load_tensors as read_stored
 from support.stored import pair, write
 
 import quanterr
@@ -242,7 +242,7 @@ class TestRecipes:
 def test_library_page_examples_run(tmp_path, monkeypatch):
     """All examples run in their order on a small model, within a few seconds, as evaluate runs it."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
-    saved("llama", tmp_path / "original")
+    save_model("llama", tmp_path / "original")
     (tmp_path / "fp8").mkdir()
     write(tmp_path / "fp8/model.safetensors", quantized_by(quantized_fp8, read_stored(tmp_path / "original"))[0])
     ids(tmp_path)

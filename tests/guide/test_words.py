@@ -52,7 +52,7 @@ def declared_headings() -> set[str]:
     return headings
 
 
-def shown_words(document) -> set[str]:
+def list_shown_words(document) -> set[str]:
     """Return the headings and figures of a document, its verdict and the codes of its findings."""
     view, words = document.view(10), set()
     names = {candidate.name for candidate in getattr(document, "candidates", ())}
@@ -88,7 +88,7 @@ WORDS = {
 }
 
 
-def unexplained(words: set[str]) -> set[str]:
+def find_unexplained(words: set[str]) -> set[str]:
     missing = set()
     for word in words:
         if OF_DATA.fullmatch(word):
@@ -103,12 +103,12 @@ def unexplained(words: set[str]) -> set[str]:
 @pytest.mark.parametrize("kind", WORDS)
 def test_every_declared_word_is_explained(kind):
     assert WORDS[kind]
-    assert set() == unexplained(WORDS[kind])
+    assert set() == find_unexplained(WORDS[kind])
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_every_word_in_a_document_is_explained(kind):
-    assert set() == unexplained(shown_words(SAMPLES[kind]()))
+    assert set() == find_unexplained(list_shown_words(SAMPLES[kind]()))
 
 
 def test_word_is_found_in_other_spellings():

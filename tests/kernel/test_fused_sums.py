@@ -11,8 +11,8 @@ from itertools import groupby
 import pytest
 import torch
 from support.golden_files import NUMBERS, expected_of
-from support.making import CPU, numbers, planned
-from support.stored import stored
+from support.making import CPU, numbers, open_pairing
+from support.stored import write_pair
 
 import quanterr
 from quanterr.kernel import fused_sums, library
@@ -66,7 +66,7 @@ def check(expected, found):
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: f"{case.parent.name}/{case.stem}")
 def test_golden_files_have_the_sums_of_the_specification(case, monkeypatch):
     monkeypatch.setattr(fused_sums, "TILE", TILE_ELEMENTS)
-    with torch.inference_mode(), planned(expected_of(case), case) as plan:
+    with torch.inference_mode(), open_pairing(expected_of(case), case) as plan:
         for pair in plan.pairs:
             rows, cols = pair.original.matrix
             if pair.original.needs_float64 or pair.quantized.needs_float64 or not pair.original.n:
@@ -88,7 +88,7 @@ def test_common_formats_are_decoded_by_the_kernel(monkeypatch):
     monkeypatch.setattr(fused_sums, "_read_values", lambda operand, chunk: pytest.fail(operand.weight.format))
     monkeypatch.setattr(fused_sums, "sum_codes", lambda *_: Sums())
     for name in names:
-        with planned(expected_of(cases[name]), cases[name]) as plan:
+        with open_pairing(expected_of(cases[name]), cases[name]) as plan:
             pair = plan.pairs[0]
             chunk = Chunk(0, pair.original.matrix[0], 0, pair.original.matrix[1])
             sum_fused(tuple(Operand(side, Workspace()) for side in (pair.original, pair.quantized)), chunk, 1.0, FINITE)
@@ -149,7 +149,7 @@ def on_the_cpu(monkeypatch):
 
 def test_reports_are_those_of_the_specification(on_the_cpu, monkeypatch, tmp_path):
     monkeypatch.setenv(library.VARIABLE, "torch")
-    files = stored(tmp_path, a=(40, 700), b=(8, 64))
+    files = write_pair(tmp_path, a=(40, 700), b=(8, 64))
     report = quanterr.compare(*files, device="cpu")
     monkeypatch.setattr(fused_sums, "COMPILED_FOR", ())
     fused_sums._check_kernel.cache_clear()

@@ -270,7 +270,7 @@ def _save_torchao(folder: Path, kind: str, *, describe_dense: bool = True) -> No
     _save(folder, tensors, {"quantization_config": config}, header=header)
 
 
-def _compressed(form: str, bits: int, inputs: object = None, **weights: object) -> Config:
+def _declare_compressed(form: str, bits: int, inputs: object = None, **weights: object) -> Config:
     """Return the configuration of compressed-tensors for all linear layers but the head."""
     usual = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax"}
     group = {"targets": ["Linear"], "weights": usual | weights, "input_activations": inputs, "output_activations": None}
@@ -279,14 +279,14 @@ def _compressed(form: str, bits: int, inputs: object = None, **weights: object) 
 
 
 TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-ALONE = _compressed("int-quantized", 8, strategy="channel")
-INTEGERS = _compressed("int-quantized", 8, TOKENS, strategy="channel")
-PACKED = _compressed("pack-quantized", 4, strategy="group", group_size=GROUP)
-FLOATS = _compressed("float-quantized", 8, TOKENS | {"type": "float"}, type="float", strategy="channel")
-NVFP4 = _compressed(
+ALONE = _declare_compressed("int-quantized", 8, strategy="channel")
+INTEGERS = _declare_compressed("int-quantized", 8, TOKENS, strategy="channel")
+PACKED = _declare_compressed("pack-quantized", 4, strategy="group", group_size=GROUP)
+FLOATS = _declare_compressed("float-quantized", 8, TOKENS | {"type": "float"}, type="float", strategy="channel")
+NVFP4 = _declare_compressed(
     "nvfp4-pack-quantized", 4, type="float", strategy="tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn"
 )
-MX = _compressed("mxfp8-quantized", 8, type="float", strategy="group", group_size=32, scale_dtype="torch.uint8")
+MX = _declare_compressed("mxfp8-quantized", 8, type="float", strategy="group", group_size=32, scale_dtype="torch.uint8")
 FLOAT8: Config = {
     "quantization_config": {
         "quant_method": "fp8",

@@ -90,7 +90,7 @@ def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None =
     return path
 
 
-def removed(paths: Iterable[Path]) -> None:
+def remove(paths: Iterable[Path]) -> None:
     """Delete folders and files."""
     for path in paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

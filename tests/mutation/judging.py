@@ -65,11 +65,11 @@ def loss(sound: Pair, broken: Pair, best_db: float = BEST_DB) -> Loss:
     energies = [(x.square(), (pair.y - x).square()) for pair in (sound, broken) for x in [pair.x.double()]]
     if not bool(energies[1][1].isfinite().all()):
         return STRUCTURAL
-    lost = [_most_lost(energies, part, best_db) for part in (torch.sum, *_parts(broken.x.shape))]
+    lost = [_find_worst_loss(energies, part, best_db) for part in (torch.sum, *_parts(broken.x.shape))]
     return Loss(lost[0], max(lost))
 
 
-def _most_lost(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], Tensor], best_db: float) -> float:
+def _find_worst_loss(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], Tensor], best_db: float) -> float:
     """Return how much SNR the worst part loses."""
     shares = []
     for x_sq, e_sq in energies:
@@ -115,7 +115,7 @@ def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, .
     )
 
 
-def of_broken(family: str, name: str, report: Report, sound: Report, names: Iterable[str], cost: Loss) -> Outcome:
+def judge_broken(family: str, name: str, report: Report, sound: Report, names: Iterable[str], cost: Loss) -> Outcome:
     """Return the outcome of a broken pair compared with the sound one; ``names`` are the broken layers."""
     findings = new(report, sound, names)
     severities = {finding.severity for finding in findings}

@@ -82,7 +82,7 @@ class TestLibrary:
 class TestCommand:
     """with_options makes a command from options."""
 
-    def seen(self, kind, *words):
+    def complete(self, kind, *words):
         options_seen = []
 
         def command(options: kind, number: int = 1) -> None:
@@ -94,7 +94,7 @@ class TestCommand:
         return options_seen[0] if options_seen else result.output
 
     def test_command_has_the_fields_in_its_options(self):
-        options = self.seen(
+        options = self.complete(
             CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1"
         )
 
@@ -106,15 +106,15 @@ class TestCommand:
         )
 
     def test_command_rejects_excluded_options(self):
-        assert "No such option" in self.seen(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
-        assert "No such option" in self.seen(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
+        assert "No such option" in self.complete(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
+        assert "No such option" in self.complete(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
 
     def test_command_refuses_a_word_outside_a_literal(self):
-        assert "block" == self.seen(PlanOptions, "--same-in", "block").same_in
-        assert "is not one of" in self.seen(PlanOptions, "--same-in", "nothing")
+        assert "block" == self.complete(PlanOptions, "--same-in", "block").same_in
+        assert "is not one of" in self.complete(PlanOptions, "--same-in", "nothing")
 
     def test_command_defaults_equal_the_library(self):
-        assert PlanOptions() == self.seen(PlanOptions)
+        assert PlanOptions() == self.complete(PlanOptions)
 
 
 @pytest.mark.parametrize("name", ["baseline", "thresholds"])

@@ -275,7 +275,7 @@ def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path)
 @pytest.mark.session
 @pytest.mark.parametrize("file", ["gptqmodel", "autoround", "llmcompressor_awq"])
 def test_files_of_methods_that_move_codes_are_compensated(file, tmp_path):
-    pair = excuses.made(Bench(tmp_path), excuses.OWN_DECLARATIONS[file], file)
+    pair = excuses.make_pair(Bench(tmp_path), excuses.OWN_DECLARATIONS[file], file)
 
     origin = quanterr.compare(pair.original, pair.path, every_code=True, device="cpu").origin
 

@@ -19,14 +19,14 @@ NAME = "model.layers.0.self_attn.q_proj.weight"
 COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)
 
 
-def stored(path, kind, means):
+def store_means(path, kind, means):
     if kind == "gguf":
         return gguf(path, {"blk.0.attn_q.weight": ([means], [12.0])})
     path.write_bytes(legacy({"blk.0.attn_q.weight": means}))
     return path
 
 
-def expected(x, y, means):
+def compute_expected(x, y, means):
     x, y, means = (np.asarray(a, np.float64) for a in (x, y, means))
     return (means * (y - x) ** 2).sum() / (means * x**2).sum()
 
@@ -46,8 +46,8 @@ def test_error_is_weighted_by_columns(tmp_path, kind, odd):
     if odd:  # the sums are then computed exactly
         x[3, 5] = 1e30
         y[3, 5] = 1e30
-    report = layer(tmp_path, x, y, stored(tmp_path / f"m.{kind}", kind, means))
-    want = expected(x, y, means)
+    report = layer(tmp_path, x, y, store_means(tmp_path / f"m.{kind}", kind, means))
+    want = compute_expected(x, y, means)
 
     assert pytest.approx(want, rel=1e-6) == report.layers[0].weighted_nmse == report.aggregate.weighted_nmse
     assert pytest.approx(-10 * np.log10(want), rel=1e-6) == report.layers[0].weighted_snr_db
@@ -75,7 +75,7 @@ def test_each_expert_has_its_own_importance(tmp_path, single):
     files = [store(tmp_path / f"{n}.safetensors", side) for n, side in enumerate(tensors)]
     report = quanterr.compare(*files, importance=path, device="cpu")
     means[2] = 1  # never counted
-    want = expected(x, y, means[:, None])
+    want = compute_expected(x, y, means[:, None])
 
     assert pytest.approx(want, rel=1e-6) == report.aggregate.weighted_nmse
     assert "importance_uncovered" in {finding.code for finding in report.findings}
@@ -106,7 +106,9 @@ def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, expe
     report = quanterr.compare(original, quantized, importance=path, device="cpu")
     errors = {row.layer_name: row.weighted_nmse for row in report.layers}
 
-    assert {name: pytest.approx(expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)} == errors
+    assert {
+        name: pytest.approx(compute_expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)
+    } == errors
     assert ([1] if kind == "gguf" else []) == [
         finding.evidence["experts"] for finding in report.findings if finding.code == "importance_uncovered"
     ]
@@ -124,7 +126,9 @@ def test_expert_missing_in_the_stack_has_no_importance(tmp_path):
 
 def test_weights_missing_in_the_matrix_are_named(tmp_path):
     more = {"model.layers.0.mlp.up_proj.weight": numbers(8, 64, seed=3)}
-    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
+    report = layer(
+        tmp_path, numbers(8, 64), numbers(8, 64, seed=1), store_means(tmp_path / "m.dat", "dat", COLUMNS), **more
+    )
 
     assert "mlp.up_proj" in next(f.message for f in report.findings if f.code == "importance_missing")
 

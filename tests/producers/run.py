@@ -38,7 +38,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from common import DECLARATIONS, MIXED, ONE  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from support.making import dequantized, planned  # noqa: E402  # tests/support/making.py
+from support.making import open_pairing, read_whole  # noqa: E402  # tests/support/making.py
 from torch import Tensor  # noqa: E402
 
 import quanterr  # noqa: E402
@@ -104,7 +104,7 @@ def environment(folder: Path, needs: tuple[str, ...]) -> Path:
 def judge_declaration(original: Path, quantized: Path, simulated: bool, about: str) -> tuple[str, str]:
     """Return the outcome of a quantized model whose configuration is right, or wrong ``about`` a module."""
     if not about:
-        kind, why = judged(original, quantized, simulated)
+        kind, why = judge(original, quantized, simulated)
         return {"right": "silent", "undone": "silent", "WRONG": "WRONG"}.get(kind, "ALARM"), why
     try:
         report = quanterr.compare(original, quantized, device="cpu")
@@ -118,7 +118,7 @@ def judge_declaration(original: Path, quantized: Path, simulated: bool, about: s
     return ("named", "") if any(short in text for text in messages) else ("SILENT", f"{about} is not named")
 
 
-def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
+def judge(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
     """Return the outcome of a quantized model, and the reason for it.
 
     If its values are ``simulated``, those before writing, a value that is as near to the original may differ.
@@ -129,20 +129,20 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
     except QuanterrError as error:
         return "refused", str(error)
     wrong, unheld, undone = [], 0, False
-    with planned(original, quantized) as plan:
+    with open_pairing(original, quantized) as plan:
         for pair in plan.pairs:
             if any(UNDONE in text for text in pair.quantized.evidence):
                 undone = True
             elif pair.quantized.has_codes and pair.name not in expected:
                 unheld += 1
             elif pair.quantized.has_codes:
-                y, truth = dequantized(pair.quantized).float(), expected[pair.name]
+                y, truth = read_whole(pair.quantized).float(), expected[pair.name]
                 apart = min(
                     _apart(y, orientation.reshape(y.shape))
                     for orientation in (truth, truth.mT)
                     if orientation.numel() == y.numel()
                 )
-                x = dequantized(pair.original).float()
+                x = read_whole(pair.original).float()
                 as_near = simulated and x.shape == truth.shape and _apart(y, x) <= AS_NEAR * _apart(truth, x)
                 if not apart <= MAX_DIFFERENCE and not as_near:
                     wrong.append(f"{pair.name} as {pair.quantized.format}: {apart:.2g}")
@@ -178,7 +178,7 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
         elif setting in DECLARATIONS:
             kind, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
         else:
-            kind, why = judged(*sides, done["simulated"])
+            kind, why = judge(*sides, done["simulated"])
         outcomes_found.append(Outcome(model, setting, kind, why))
         if kind not in ("right", "silent", "named", "not made"):
             print(f"{kind:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)

@@ -256,14 +256,14 @@ class TestCleared:
 
     @pytest.mark.parametrize("kind", ["positive", "very sparse"])
     def test_ternary_weights_need_no_smaller_scale_for_their_fourth_value(self, tmp_path, kind):
-        report = unusual.compared(unusual.KINDS[kind](), tmp_path, None, "TQ2_0")
+        report = unusual.compare(unusual.KINDS[kind](), tmp_path, None, "TQ2_0")
 
         assert [] == [finding.message for finding in report.findings if finding.severity != "info"]
 
     @pytest.mark.parametrize("kind", unusual.TYPES)
     def test_values_flushed_to_zero_by_gguf_are_reported(self, tmp_path, kind):
         """The finding is a warning if some coarse values remain."""
-        report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
+        report = unusual.compare(unusual.KINDS["very tiny"](), tmp_path, None, kind)
         (finding,) = report.findings
         is_gone = report.layers[0].snr_db < 3
 
@@ -276,7 +276,7 @@ class TestCleared:
     def test_few_distinct_values_pass(self, tmp_path, name, format_name):
         x = unusual.KINDS[name]()
 
-        assert "pass" == unusual.compared(x, tmp_path, unusual.FORMATS[format_name](x), "").verdict
+        assert "pass" == unusual.compare(x, tmp_path, unusual.FORMATS[format_name](x), "").verdict
 
     @pytest.mark.parametrize("shape", [(4, 4), (4, 8), (1, 64)])
     def test_small_weight_passes(self, tmp_path, shape):
@@ -375,7 +375,7 @@ class TestTooGood:
 class TestExperts:
     """Experts of one layer correlate at 0.9."""
 
-    def stored(self, tmp_path, order):
+    def compare(self, tmp_path, order):
         base = numbers(64, 256, seed=1).float()
         x = {
             f"model.layers.0.mlp.experts.{n}.up_proj.weight": 0.9 * base + 0.436 * numbers(64, 256, seed=10 + n).float()
@@ -390,7 +390,7 @@ class TestExperts:
 
     @pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 0, 2, 3)], ids=["exchanged", "doubled"])
     def test_swapped_experts_are_named(self, tmp_path, order):
-        names, report = self.stored(tmp_path, order)
+        names, report = self.compare(tmp_path, order)
         swapped = {
             finding.layer: finding.evidence["weight"] for finding in report.findings if finding.code == "swapped_weight"
         }
@@ -399,7 +399,7 @@ class TestExperts:
         assert "inconclusive" == report.verdict
 
     def test_experts_in_their_own_places_pass(self, tmp_path):
-        _, report = self.stored(tmp_path, (0, 1, 2, 3))
+        _, report = self.compare(tmp_path, (0, 1, 2, 3))
 
         assert "pass" == report.verdict
         assert [] == [finding.message for finding in report.findings if finding.severity != "info"]

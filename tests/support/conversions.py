@@ -123,7 +123,7 @@ def plain(source: list[Any], originals: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([originals[name].ravel()[np.sort(np.concatenate(of))] for name, of in taken.items()])
 
 
-def applied(op: Any, x: np.ndarray) -> np.ndarray:
+def apply(op: Any, x: np.ndarray) -> np.ndarray:
     """Return flat float32 values after the converter's arithmetic, in float32."""
     x = x.astype(np.float32)
     match op:
@@ -143,7 +143,7 @@ def applied(op: Any, x: np.ndarray) -> np.ndarray:
             return np.full_like(x, value)
         case ["pieces", pieces]:
             ends = np.cumsum([count for count, _ in pieces])[:-1]
-            return np.concatenate([applied(of, part) for (_, of), part in zip(pieces, np.split(x, ends), strict=True)])
+            return np.concatenate([apply(of, part) for (_, of), part in zip(pieces, np.split(x, ends), strict=True)])
     raise ValueError(op)
 
 
@@ -218,7 +218,7 @@ def materialize(
     right, stored = {}, {}
     for name, tensor in conversion.tensors.items():
         x = gather(tensor["source"], originals)
-        right[name] = applied(tensor["op"], x).reshape(tensor["shape"])
+        right[name] = apply(tensor["op"], x).reshape(tensor["shape"])
         wrong = name in left_out
         stored[name] = plain(tensor["source"], originals).reshape(tensor["shape"]) if wrong else right[name]
     for name, tensor in conversion.derived.items():

@@ -85,12 +85,12 @@ def gguf(
         infos += text(tensor.name) + struct.pack("<I", len(tensor.shape))
         infos += b"".join(struct.pack("<Q", size) for size in reversed(tensor.shape))
         infos += struct.pack("<IQ", type_id, offset)
-        data += padded(tensor.raw, alignment)
+        data += pad(tensor.raw, alignment)
     counts = len(tensors) if n_tensors is None else n_tensors, len(keys) if n_keys is None else n_keys
-    return padded(b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(keys) + infos, alignment) + data
+    return pad(b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(keys) + infos, alignment) + data
 
 
-def padded(raw: bytes, alignment: int) -> bytes:
+def pad(raw: bytes, alignment: int) -> bytes:
     """Append zeros up to the next multiple."""
     return raw + bytes(-len(raw) % alignment)
 
@@ -101,7 +101,7 @@ def write_gguf(path: Path, *arguments: Any, **options: Any) -> Path:
     return path
 
 
-def paired(weight: Any, heads: int) -> Any:
+def pair_rows(weight: Any, heads: int) -> Any:
     """Return rows in the order of llama.cpp's converter (LlamaModel.permute)."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)

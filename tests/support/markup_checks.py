@@ -94,7 +94,7 @@ def check_html(text):
     """Check that a page has the elements and attributes of a page with tame names, and no others."""
     check_text(text)
     if not TAME_PAGE:
-        TAME_PAGE["page"] = page_of(rendered(named("tame"), "html"))
+        TAME_PAGE["page"] = page_of(render(make_named("tame"), "html"))
     assert page_of(text) == TAME_PAGE["page"]
 
 
@@ -114,7 +114,7 @@ CHECKS = {
 }
 
 
-def named(name):
+def make_named(name):
     """Return a report in which everything that comes from a file has this name."""
     report = report_of(tiny())
     for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
@@ -149,7 +149,7 @@ def named(name):
     )
 
 
-def rendered(report, output):
+def render(report, output):
     file = io.StringIO()
     next(row for row in OUTPUTS if row.name == output).write(report, file)
     return file.getvalue()

@@ -87,7 +87,7 @@ def small(bad: bool = True) -> Model:
     return Model("llama-1b", weights, [("model.embed_tokens.weight", (128256, 2048)), *norms], floor=29 if bad else 25)
 
 
-def mixed() -> Model:
+def make_mixed() -> Model:
     """Return a diffusion model with two stacks of blocks and two formats; two tensors were not compared."""
     random, weights, lossless, changed = Random(2), [], [], []
     double = {
@@ -177,7 +177,7 @@ def tiny() -> Model:
     )
 
 
-MODELS: dict[str, Callable[[], Model]] = {"tiny": tiny, "small": small, "mixed": mixed, "large": large}
+MODELS: dict[str, Callable[[], Model]] = {"tiny": tiny, "small": small, "mixed": make_mixed, "large": large}
 
 
 def sums_of(shape: tuple[int, ...], snr_db: float, random: Random) -> Sums:

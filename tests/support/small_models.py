@@ -54,7 +54,7 @@ def auto_of(name: str) -> Any:
     return special.get(name, transformers.AutoModelForCausalLM)
 
 
-def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
+def save_model(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
     """Save a model with large random weights, so that errors are visible, in float32; ``changed`` edits its config."""
     import transformers
 
@@ -69,7 +69,7 @@ def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
     return folder
 
 
-def stored(folder: Path) -> dict[str, Tensor]:
+def load_tensors(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a saved model."""
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
