@@ -64,18 +64,20 @@ def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def of_document(kind: str, document: Callable[[], object], outputs: tuple, show: Callable) -> dict[str, Callable]:
+def of_document(
+    document_kind: str, document: Callable[[], object], outputs: tuple, show: Callable
+) -> dict[str, Callable]:
     """Return the snapshots of a document: each output, and terminals with the answer alone and with tables."""
 
     def of_terminal(width: int, color: str, verbose: bool = True) -> str:
         return terminal(lambda to: show(document(), to, verbose), width, color)
 
     snapshots: dict[str, Callable[[], str]] = {
-        f"{kind}{output.suffix}": partial(render, document, outputs, output.name) for output in outputs
+        f"{document_kind}{output.suffix}": partial(render, document, outputs, output.name) for output in outputs
     }
-    snapshots[f"{kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
-    snapshots[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
-    snapshots[f"{kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
+    snapshots[f"{document_kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
+    snapshots[f"{document_kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
+    snapshots[f"{document_kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
     return snapshots
 
 

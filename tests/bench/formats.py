@@ -211,11 +211,11 @@ def make_bytes(name: str, n: int) -> bytes:
 
 
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
-    for name, kind in OF_NAME.items():
-        raw = torch.frombuffer(bytearray(make_bytes(name, kind.count_bytes((m, k)))), dtype=torch.uint8)
-        if kind.head == 4:
-            heads = raw.view(m // kind.rows, -1)[:, : 4 * kind.rows]
-            heads.copy_(scales(*heads.shape[:1], kind.rows).view(torch.uint8))
+    for name, ggml_type in OF_NAME.items():
+        raw = torch.frombuffer(bytearray(make_bytes(name, ggml_type.count_bytes((m, k)))), dtype=torch.uint8)
+        if ggml_type.head == 4:
+            heads = raw.view(m // ggml_type.rows, -1)[:, : 4 * ggml_type.rows]
+            heads.copy_(scales(*heads.shape[:1], ggml_type.rows).view(torch.uint8))
         yield Stored("X.weight", name, (m, k), raw.numpy().tobytes())
 
 

@@ -81,9 +81,11 @@ def test_entry_lists_its_outermost_dimension_first(tmp_path):
 
 @pytest.mark.parametrize("name", TYPES.values())
 def test_every_type_has_its_size(tmp_path, name):
-    kind = OF_NAME.get(name) or GgmlType(0, name, 1, DTYPE_BITS[name] // 8)
-    shape = 2 * kind.rows, kind.elements
-    stored = Stored("x", name, shape, b"x" * (2 * kind.rows * (kind.head + kind.n_bytes) + kind.tail))
+    ggml_type = OF_NAME.get(name) or GgmlType(0, name, 1, DTYPE_BITS[name] // 8)
+    shape = 2 * ggml_type.rows, ggml_type.elements
+    stored = Stored(
+        "x", name, shape, b"x" * (2 * ggml_type.rows * (ggml_type.head + ggml_type.n_bytes) + ggml_type.tail)
+    )
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [stored, A])) as checkpoint:
         assert (name, stored.raw) == (checkpoint.entries["x"].dtype, checkpoint.entries["x"].read())
         assert A.raw == checkpoint.entries["a"].read()
@@ -165,9 +167,9 @@ class TestMetadata:
 
     def test_metadata_holds_values_with_every_type(self, tmp_path):
         kinds = {0: 200, 1: -3, 2: 60_000, 3: -300, 4: 2**31, 5: -(2**31), 6: 0.5, 7: True, 10: 2**63, 11: -1, 12: 0.1}
-        metadata = self.of(tmp_path, *(key(f"k{kind}", kind, value) for kind, value in kinds.items()))
+        metadata = self.of(tmp_path, *(key(f"k{value_type}", value_type, value) for value_type, value in kinds.items()))
 
-        assert {f"k{kind}": value for kind, value in kinds.items()} == metadata.values
+        assert {f"k{value_type}": value for value_type, value in kinds.items()} == metadata.values
 
     def test_metadata_leaves_out_the_tokenizer_and_long_values(self, tmp_path):
         metadata = self.of(
@@ -395,15 +397,15 @@ def header(n_tensors=0, n_keys=0, version=3):
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys)
 
 
-def field(name, kind, raw=b""):
+def field(name, value_type, raw=b""):
     """Return a key with a type and these bytes as its value."""
-    return text(name) + struct.pack("<I", kind) + raw
+    return text(name) + struct.pack("<I", value_type) + raw
 
 
-def tensor_of(n_dimensions=1, sizes=(4,), kind=0, offset=0, name="a"):
+def tensor_of(n_dimensions=1, sizes=(4,), ggml_type=0, offset=0, name="a"):
     """Return a file with one tensor of four numbers, whose header claims this."""
     info = text(name) + struct.pack("<I", n_dimensions) + b"".join(struct.pack("<Q", size) for size in sizes)
-    return pad(header(1) + info + struct.pack("<IQ", kind, offset), 32) + bytes(32)
+    return pad(header(1) + info + struct.pack("<IQ", ggml_type, offset), 32) + bytes(32)
 
 
 WRAPPED = (20, 5_581, 8_681 * 49_477, 384_773)  # 2^64 + 4 elements
@@ -449,8 +451,8 @@ BAD = [
     # impossible alignments
     *(Bad(f"alignment {n}", gguf([A], [key(ALIGNED, U32, n)]), f"{ALIGNED} is {n}; it must be a power of two")
       for n in (0, 3, 48, 2**31)),
-    *(Bad(f"an alignment of type {kind}", gguf([A], [key(ALIGNED, kind, of)]), f"{ALIGNED} has type {kind}; it must be")
-      for kind, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
+    *(Bad(f"an alignment of type {code}", gguf([A], [key(ALIGNED, code, of)]), f"{ALIGNED} has type {code}; it must be")
+      for code, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
     Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} has type 9; it must be of type"),
     Bad("a count of shards in words", gguf([A], [key("split.count", TEXT, "2")]), "should be a whole number"),
     # damaged tensors
@@ -524,11 +526,11 @@ UNKNOWN = {90: "unknown type id 90 (the file may be newer than quanterr ", 2**32
 }
 
 
-@pytest.mark.parametrize(("kind", "says"), UNKNOWN.items())
+@pytest.mark.parametrize(("type_id", "says"), UNKNOWN.items())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_tensor_with_unknown_type_is_named_and_the_others_stay_readable(tmp_path, kind, says, place):
+def test_tensor_with_unknown_type_is_named_and_the_others_stay_readable(tmp_path, type_id, says, place):
     known = [A, B._replace(name="\x1b[5m")]
-    tensors = [*known[:place], Stored("unknown", kind, (5,), bytes(40)), *known[place:]]
+    tensors = [*known[:place], Stored("unknown", type_id, (5,), bytes(40)), *known[place:]]
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
         read = [checkpoint.entries[tensor.name].read() for tensor in known]
 
@@ -615,8 +617,8 @@ NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 31, 32, 255, 2**31, 2**32 - 1, 2**40, 
 
 @any_file
 @given(st.integers(4, len(WHOLE_FILE) - 8), NUMBERS, st.sampled_from(["<Q", "<I"]))
-def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
-    put = struct.pack(kind, number % 2 ** (8 * struct.calcsize(kind)))
+def test_file_with_any_number_anywhere_is_read_or_refused(at, number, form):
+    put = struct.pack(form, number % 2 ** (8 * struct.calcsize(form)))
 
     outcome(WHOLE_FILE[:at] + put + WHOLE_FILE[at + len(put) :])
 

@@ -139,7 +139,7 @@ class TestCache:
     """With --cache, the next run uses what was read."""
 
     @pytest.fixture
-    def own(self, folder, tmp_path):
+    def own_server(self, folder, tmp_path):
         """A server with copies that a test may change."""
         shutil.copytree(folder, tmp_path / "served")
         with serving(tmp_path / "served") as server:
@@ -152,40 +152,40 @@ class TestCache:
         report = quanterr.compare(index, fp8, device="cpu", cache=cache)
         return plain(report), {span for _, span, _ in server.requests if span != "bytes=0-0"}
 
-    def test_second_run_asks_only_for_versions(self, own, expected_report, tmp_path):
-        first, asked = self.compare(own, tmp_path / "cache")
-        second, again = self.compare(own, tmp_path / "cache")
+    def test_second_run_asks_only_for_versions(self, own_server, expected_report, tmp_path):
+        first, asked = self.compare(own_server, tmp_path / "cache")
+        second, again = self.compare(own_server, tmp_path / "cache")
         assert expected_report == first == second
         assert len(asked) > 5
         assert set() == again
 
-    def test_damaged_or_short_pieces_are_fetched_again(self, own, expected_report, tmp_path):
-        self.compare(own, tmp_path / "cache")
+    def test_damaged_or_short_pieces_are_fetched_again(self, own_server, expected_report, tmp_path):
+        self.compare(own_server, tmp_path / "cache")
         damaged, short, empty, *_ = sorted(path for path in (tmp_path / "cache").rglob("*-*") if path.is_file())
         damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
         short.write_bytes(short.read_bytes()[:-1])
         empty.write_bytes(b"")
-        report, asked = self.compare(own, tmp_path / "cache")
+        report, asked = self.compare(own_server, tmp_path / "cache")
         assert expected_report == report
         assert {
             f"bytes={a}-{int(b) - 1}" for a, b in (path.name.split("-") for path in (damaged, short, empty))
         } == asked
 
-    def test_replaced_file_is_fetched_again(self, own, expected_report, tmp_path):
-        self.compare(own, tmp_path / "cache")
-        stored = own.folder / "fp8.safetensors"
+    def test_replaced_file_is_fetched_again(self, own_server, expected_report, tmp_path):
+        self.compare(own_server, tmp_path / "cache")
+        stored = own_server.folder / "fp8.safetensors"
         before = stored.stat()
         content = bytearray(stored.read_bytes())
         content[-1] ^= 1
         stored.write_bytes(content)
         os.utime(stored, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-        report, _ = self.compare(own, tmp_path / "cache")
+        report, _ = self.compare(own_server, tmp_path / "cache")
         assert expected_report != report
 
-    def test_unwritable_cache_folder_is_an_error(self, own, tmp_path):
+    def test_unwritable_cache_folder_is_an_error(self, own_server, tmp_path):
         (tmp_path / "cache").write_text("a file")
         with pytest.raises(ResourceError, match=r"cache: .*; the cache cannot be written: free space, choose"):
-            self.compare(own, tmp_path / "cache")
+            self.compare(own_server, tmp_path / "cache")
 
 
 class TestResume:

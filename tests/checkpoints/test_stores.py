@@ -374,7 +374,7 @@ class TestRedirections:
         assert 1 == len(server.requests)
 
     @pytest.mark.parametrize(
-        ("own", "other", "may"),
+        ("host", "other", "may"),
         [
             ("https://a/x", "https://a/y", True),
             ("https://a/x", "https://a:443/y", True),
@@ -386,8 +386,8 @@ class TestRedirections:
             ("https://a/x", "https://a.b/y", False),
         ],
     )
-    def test_private_headers_stay_with_their_host(self, own, other, may):
-        assert may == may_know(own, other)
+    def test_private_headers_stay_with_their_host(self, host, other, may):
+        assert may == may_know(host, other)
 
 
 class TestSignedAddresses:

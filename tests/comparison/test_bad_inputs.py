@@ -419,9 +419,9 @@ HEADERS = [
 # Headers of GGUF
 
 
-def field(name: str, kind: int, value: bytes = b"") -> bytes:
+def field(name: str, value_type: int, value: bytes = b"") -> bytes:
     """Return a key with a type and these bytes as its value."""
-    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", value_type) + value
 
 
 def counts(n_tensors: int, n_keys: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
@@ -429,15 +429,15 @@ def counts(n_tensors: int, n_keys: int = 0, rest: bytes = b"", version: int = 3)
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys) + rest
 
 
-def shape_of(n: int, *sizes: int, kind: int = 0) -> bytes:
+def shape_of(n: int, *sizes: int, dtype: int = 0) -> bytes:
     """Return a file with one tensor of four numbers, whose header claims this."""
-    info = field("a", n, b"".join(struct.pack("<Q", size) for size in sizes)) + struct.pack("<IQ", kind, 0)
+    info = field("a", n, b"".join(struct.pack("<Q", size) for size in sizes)) + struct.pack("<IQ", dtype, 0)
     return counts(1, 0, info + bytes(-(24 + len(info)) % 32) + bytes(32))
 
 
-def unknown_type(kind: int, *words: str) -> Make:
+def unknown_type(ggml_type: int, *words: str) -> Make:
     """Write intact tensors a and b, and c with a type unknown on both sides."""
-    return gg(gguf([A, Stored("c", kind, (8,), bytes(40)), B]), *words)
+    return gg(gguf([A, Stored("c", ggml_type, (8,), bytes(40)), B]), *words)
 
 
 def split(folder: Path) -> Path:
@@ -484,7 +484,7 @@ GGUF = [
         (f"another file begins at byte {len(FILE)}, after the last tensor", "llama-gguf-split --merge")),
     Row(34, "data cut off", gg(FILE[:-30]), UNREADABLE, ("truncated: 10 bytes missing", "first affected: b")),
     Row(34, "an offset beyond the file", gg(gguf([A, B._replace(offset=2**40)])), UNREADABLE, "is past the end"),
-    Row(35, "half a block", gg(shape_of(1, 48, kind=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
+    Row(35, "half a block", gg(shape_of(1, 48, dtype=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
     Row(36, "a product of 2^64 + 4", gg(shape_of(4, 20, 5_581, 8_681 * 49_477, 384_773)), UNREADABLE, "is too large"),
     Row(37, "a huge size", gg(shape_of(2, 0, 2**41)), UNREADABLE, "a: dimension exceeds 2^40"),
     Row(38, "six dimensions", gg(shape_of(6, 1, 1, 1, 1, 1, 1)), UNREADABLE, "a: 6 dimensions; the limit is 5"),

@@ -223,17 +223,17 @@ class TestView:
         assert all(line.isprintable() for line in lines)
         assert not [line for line in lines if line.lstrip().startswith("::")]
 
-    @pytest.mark.parametrize("kind", ["report", *sample_documents.KINDS_WITH_SAMPLES])
-    def test_every_output_states_the_changes(self, kind):
-        difference = getattr(sample_documents, f"{kind}_diff")()
+    @pytest.mark.parametrize("document_kind", ["report", *sample_documents.KINDS_WITH_SAMPLES])
+    def test_every_output_states_the_changes(self, document_kind):
+        difference = getattr(sample_documents, f"{document_kind}_diff")()
         outputs = {output.name: io.StringIO() for output in DIFF_OUTPUTS}
         for output in DIFF_OUTPUTS:
             output.write(difference, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
-        changed = fields if kind == "report" else fields["candidates"][0]
+        changed = fields if document_kind == "report" else fields["candidates"][0]
         layer = (changed["worse"] + changed["better"])[0]["layer"]
 
-        assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
+        assert f"quanterr.{document_kind}_diff".replace("report_", "") == fields["schema"]
         for name in ("csv", "html", "md"):
             assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
         assert format_prose(difference.view(0).conclusion) in outputs["md"].getvalue()
@@ -303,11 +303,14 @@ def test_negligible_size_change_has_no_minus_sign():
 
 
 def test_every_kind_of_document_has_a_schema_and_a_row_of_changes():
-    kinds = [*(kind.name.lower() for kind in KINDS.values()), "origin"]  # a statement, which has no diffs
+    kinds = [
+        *(document_kind.name.lower() for document_kind in KINDS.values()),
+        "origin",
+    ]  # a statement, which has no diffs
 
     assert kinds == list(get_args(get_args(get_type_hints(schema, include_extras=True)["kind"])[0]))
-    for name, kind in KINDS.items():
-        assert f"quanterr.{kind.name.lower()}" == name
-        if kind.name != "Report":  # whose diffs are another kind of document
-            assert kind.values.CHANGES.item in kind.values.VOCABULARY.items.values()
-            assert import_module(f"quanterr.views.{kind.name.lower()}.view").ITEM_WORDS.columns
+    for name, document_kind in KINDS.items():
+        assert f"quanterr.{document_kind.name.lower()}" == name
+        if document_kind.name != "Report":  # whose diffs are another kind of document
+            assert document_kind.values.CHANGES.item in document_kind.values.VOCABULARY.items.values()
+            assert import_module(f"quanterr.views.{document_kind.name.lower()}.view").ITEM_WORDS.columns

@@ -31,9 +31,9 @@ class Patcher:
 
 
 def save(name, folder, **changed):
-    kind, config, *_ = FAMILIES[name]
+    model_class, config, *_ = FAMILIES[name]
     torch.manual_seed(1)
-    model = getattr(diffusers, kind)(**config | changed).eval()
+    model = getattr(diffusers, model_class)(**config | changed).eval()
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.2)
     model.save_pretrained(folder)

@@ -64,9 +64,9 @@ def convert_model(name, folder, quantization="F32", **changed):
 def of_folder(folder):
     """Return the logits or hidden states that transformers computes."""
     [name] = json.loads((folder / "config.json").read_text())["architectures"]
-    if (kind := getattr(transformers, name, None)) is None:
+    if (model_class := getattr(transformers, name, None)) is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    model = kind.from_pretrained(folder, dtype=torch.float64).eval()
+    model = model_class.from_pretrained(folder, dtype=torch.float64).eval()
     # transformers' default for experts cannot compute in float64.
     model.config.get_text_config()._experts_implementation = "eager"
     return compute(model)
@@ -271,7 +271,7 @@ def test_file_alone_is_evaluated_as_with_its_folder(sides):
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
-    (_, path), (_, candidate) = (convert_model("qwen3_5", tmp_path / kind, kind) for kind in ("F32", "Q8_0"))
+    (_, path), (_, candidate) = (convert_model("qwen3_5", tmp_path / case, case) for case in ("F32", "Q8_0"))
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     evaluation = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
     assert (evaluation.verdict, evaluation.candidates[0].missing) == ("pass", [])

@@ -262,9 +262,9 @@ OTHERS = {
 def test_transformers_models_take_calls(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     fields, shapes = OTHERS[name]
-    kind = getattr(transformers, name)
+    model_class = getattr(transformers, name)
     torch.manual_seed(3)
-    model = kind(kind.config_class(**fields)).eval()
+    model = model_class(model_class.config_class(**fields)).eval()
     model.save_pretrained(tmp_path / "original")
     stored = load_file(tmp_path / "original" / "model.safetensors")
     written, values = dict(stored), dict(stored)
@@ -280,7 +280,7 @@ def test_transformers_models_take_calls(name, tmp_path):
     save_file(calls, tmp_path / "calls.safetensors", {"quanterr.inputs": json.dumps({"version": 1, "class": name})})
 
     def run(folder):
-        arguments = kind.from_pretrained(folder).eval()
+        arguments = model_class.from_pretrained(folder).eval()
         with torch.no_grad():
             return [arguments(**call)[0].double() for call in inputs]
 

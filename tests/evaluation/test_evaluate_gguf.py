@@ -40,21 +40,21 @@ NAMES_OUTSIDE_BLOCKS = {"model.embed_tokens": "token_embd", "model.norm": "outpu
 
 def rename(name, blocks):
     """Return llama.cpp's name; A_log and D lack .weight."""
-    path, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
+    path, _, suffix = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
     match = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
     llama_name = f"blk.{match[1]}.{blocks[match[2]]}" if match else NAMES_OUTSIDE_BLOCKS[path]
-    return f"{llama_name}.{kind}" if kind else llama_name
+    return f"{llama_name}.{suffix}" if suffix else llama_name
 
 
-def convert(kind, name, values):
+def convert(family, name, values):
     """Return a tensor as llama.cpp's converter stores it, and the function that restores it."""
-    if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = 4 if "q_proj" in name else 2
         order = torch.from_numpy(pair_rows(torch.arange(len(values)).float(), heads).numpy()).long()
         return values[order], lambda stored: torch.empty_like(stored).index_copy_(0, order, stored)
-    if kind == "gemma2" and "norm" in name:
+    if family == "gemma2" and "norm" in name:
         return values + 1, lambda stored: stored - 1
-    if kind == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight$", name):
+    if family == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight$", name):
         return values.t().contiguous(), lambda stored: stored.t().contiguous()
     if name.endswith("A_log"):
         return -values.exp(), lambda stored: (-stored).log()
@@ -63,11 +63,11 @@ def convert(kind, name, values):
     return values, lambda stored: stored
 
 
-def write(kind, folder, blocks, path, keys=()):
+def write(family, folder, blocks, path, keys=()):
     """Write a saved model as GGUF with matrices in Q8_0, and return the values it stands for by original names."""
     tensors, values = [], {}
     for name, tensor in load_tensors(folder).items():
-        made, back = convert(kind, name, tensor.float())
+        made, back = convert(family, name, tensor.float())
         llama_name = rename(name, blocks)
         array = np.ascontiguousarray(made.numpy())
         if array.ndim == 2 and array.shape[1] % 32 == 0 and not llama_name.startswith(("position", "blk.0.ssm_conv")):
@@ -77,17 +77,17 @@ def write(kind, folder, blocks, path, keys=()):
         else:
             tensors.append(Stored(llama_name, "F32", array.shape, array.tobytes()))
         values[name] = back(made).contiguous()
-    return write_gguf(path, tensors, [*architecture(kind), *keys]), values
+    return write_gguf(path, tensors, [*architecture(family), *keys]), values
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "blocks"),
+    ("family", "name", "blocks"),
     [("llama", "llama", LLAMA), ("gemma2", "gemma2", GEMMA), ("gpt2", "gpt2", GPT2), ("mamba", "mamba", MAMBA)],
     ids=["llama", "gemma2", "gpt2", "mamba"],
 )
-def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path):
+def test_gguf_file_predicts_the_same_as_its_values(family, name, blocks, tmp_path):
     original = save_model(name, tmp_path / "original")
-    path, values = write(kind, original, blocks, tmp_path / "model.gguf")
+    path, values = write(family, original, blocks, tmp_path / "model.gguf")
     (tmp_path / "plain").mkdir()
     save_file(values, tmp_path / "plain/model.safetensors", {"format": "pt"})
     (tmp_path / "plain/config.json").write_text((original / "config.json").read_text())

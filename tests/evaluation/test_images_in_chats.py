@@ -129,7 +129,7 @@ def make(name: str, folder: Path) -> tuple[Path, Path, Path]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
-    paths = [folder / kind for kind in ("original", "quantized", "plain")]
+    paths = [folder / side for side in ("original", "quantized", "plain")]
     model.save_pretrained(paths[0])
     written, values = quantized_by(quantized_fp8, load_tensors(paths[0]))
     for path, tensors in zip(paths[1:], (written, values), strict=True):

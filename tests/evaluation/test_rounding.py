@@ -98,8 +98,8 @@ def round_nvfp4(x):
     return (nearest((blocks * factor).clamp(-6, 6), LEVELS) * (scale / 500.0)).reshape(x.shape)
 
 
-def arguments(bits, kind, **more):
-    return {"num_bits": bits, "type": kind, "symmetric": True, **more}
+def arguments(bits, number_type, **more):
+    return {"num_bits": bits, "type": number_type, "symmetric": True, **more}
 
 
 TOKEN = {"strategy": "token", "dynamic": True}
@@ -288,7 +288,7 @@ def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path)
 def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
     path, _ = quantize(tmp_path / "quantized", original, "int8_token")
     evaluation = evaluate(original, path)
-    paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv")]
+    paths = [tmp_path / f"evaluation.{suffix}" for suffix in ("json", "csv")]
     for file in paths:
         evaluation.save(file)
     rows = {row["name"]: row for row in csv.DictReader(paths[1].read_text().splitlines()) if row["list"] == "weights"}

@@ -309,11 +309,11 @@ class TestDialects:
         for name, fields in files.items():
             (y / name).write_text(json.dumps(MODEL | fields))
         report = quanterr.compare(store(tmp_path / "x.safetensors", {NAME: x}), y, device="cpu")
-        (found,) = [finding for finding in report.findings if finding.code == "wrong_convention"]
+        (finding,) = [finding for finding in report.findings if finding.code == "wrong_convention"]
 
-        assert "first column in the low nibble, scales in rows, as quant" in found.evidence["prescribed"]
-        assert "first column in the high nibble" in found.evidence["other"]
-        assert report.layers[0].snr_db < 0 < 15 < found.evidence["snr_db_other"]
+        assert "first column in the low nibble, scales in rows, as quant" in finding.evidence["prescribed"]
+        assert "first column in the high nibble" in finding.evidence["other"]
+        assert report.layers[0].snr_db < 0 < 15 < finding.evidence["snr_db_other"]
 
     def test_nibbles_that_nothing_prescribes_are_read_as_the_original_says(self, tmp_path):
         x = numbers(128, 256).float()

@@ -12,8 +12,8 @@ NAMES = [f"blk.{n}.ffn_up.weight" for n in range(4)]
 X = {name: numbers(256, 256, seed=n).float().numpy() for n, name in enumerate(NAMES)}
 
 
-def make_codes(x, kind):
-    return {name: (gguf.quants.quantize(value, kind), kind) for name, value in x.items()}
+def make_codes(x, ggml_type):
+    return {name: (gguf.quants.quantize(value, ggml_type), ggml_type) for name, value in x.items()}
 
 
 def values(codes):
@@ -23,7 +23,9 @@ def values(codes):
 def compare(folder, x, y):
     paths = []
     for side, codes in (("x", x), ("y", y)):
-        tensors = [Stored(name, kind.name, (256, 256), data.tobytes()) for name, (data, kind) in codes.items()]
+        tensors = [
+            Stored(name, ggml_type.name, (256, 256), data.tobytes()) for name, (data, ggml_type) in codes.items()
+        ]
         paths.append(write_gguf(folder / f"{side}.gguf", tensors, architecture("llama")))
     return quanterr.compare(*paths, device="cpu")
 

@@ -503,7 +503,7 @@ class TestConfiguration:
         assert same_bits(expected[8], weight_of(tmp_path / "told", stored, expected[8], config)[1])
 
     @pytest.mark.parametrize(
-        ("pattern", "module", "found"),
+        ("pattern", "module", "is_match"),
         [
             ("layers\\.0\\.", "model.layers.0.up", True),
             ("layers\\.0\\.", "model.layers.10.up", False),
@@ -512,8 +512,8 @@ class TestConfiguration:
             (".*.*.*.*x", "x", False),
         ],
     )
-    def test_module_patterns_are_matched_only_where_that_is_quick(self, pattern, module, found):
-        assert found == matches(pattern, module)
+    def test_module_patterns_are_matched_only_where_that_is_quick(self, pattern, module, is_match):
+        assert is_match == matches(pattern, module)
 
 
 WITHOUT_ORIGINAL = {

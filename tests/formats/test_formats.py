@@ -424,13 +424,13 @@ BLOCKS = [
 
 class TestBlocks:
     @pytest.mark.parametrize(("shape", "grid", "config", "group_size", "edges"), BLOCKS)
-    @pytest.mark.parametrize("kind", ["fp8", "int8"])
-    def test_block_edges_follow_labels_or_shapes(self, tmp_path, kind, shape, grid, config, group_size, edges):
-        codes = fp8_codes(*shape) if kind == "fp8" else int8_codes(*shape)
+    @pytest.mark.parametrize("dtype", ["fp8", "int8"])
+    def test_block_edges_follow_labels_or_shapes(self, tmp_path, dtype, shape, grid, config, group_size, edges):
+        codes = fp8_codes(*shape) if dtype == "fp8" else int8_codes(*shape)
         scale = 0.5 + torch.rand(grid, generator=torch.Generator().manual_seed(1))
         tensors = {"a.weight": codes, "a.weight_scale": scale}
         if group_size:
-            format = "float8_e4m3fn_blockwise" if kind == "fp8" else "int8_blockwise"
+            format = "float8_e4m3fn_blockwise" if dtype == "fp8" else "int8_blockwise"
             tensors["a.comfy_quant"] = label(format=format, group_size=group_size)
         config_json = {"quantization_config": {"weight_block_size": config}} if config else None
         path = tmp_path / ("quantized" if config_json else "quantized.safetensors")
@@ -443,7 +443,7 @@ class TestBlocks:
             weight = plan.pairs[0].quantized
             actual = read_whole(weight)
 
-        assert (f"{kind}_block", edges) == (weight.format, weight.block_size)
+        assert (f"{dtype}_block", edges) == (weight.format, weight.block_size)
         assert same_bits(torch.from_numpy(plain), actual)
 
     def test_impossible_block_size_is_reported(self, tmp_path):
@@ -467,18 +467,18 @@ class TestBlocks:
         assert report.layers[0].snr_db > 35
 
     @pytest.mark.parametrize(
-        ("shape", "grid", "found"),
+        ("shape", "grid", "fitting"),
         [
             ((192, 192), (2, 2), ("128 × 128", "96 × 96")),
             ((96, 96), (2, 3), ("64 × 32", "48 × 32")),
             ((90, 36), (9, 3), ("10 × 16", "10 × 12")),
         ],
     )
-    def test_blocks_are_refused_where_two_edges_fit_as_well(self, tmp_path, shape, grid, found):
+    def test_blocks_are_refused_where_two_edges_fit_as_well(self, tmp_path, shape, grid, fitting):
         reason = read_refusal(tmp_path, {"a.weight": fp8_codes(*shape), "a.weight_scale": torch.ones(grid)})
 
         assert "a.weight_scale" in reason
-        assert all(edges in reason for edges in found)
+        assert all(edges in reason for edges in fitting)
 
     def test_ambiguous_block_edges_follow_the_other_weights(self, tmp_path):
         shapes = {"a": (192, 192), "b": (300, 260), "c": (260, 128)}

@@ -16,15 +16,15 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 NAME = "model.layers.0.mlp.up_proj"
 
 
-def store_in_gguf(kind):
+def store_in_gguf(ggml_type):
     """Return the bytes of a golden weight's rows, (rows, bytes), and the values that its producer decodes."""
-    for case in sorted((GOLDEN / f"gguf_{kind.lower()}").glob("*.gguf")):
+    for case in sorted((GOLDEN / f"gguf_{ggml_type.lower()}").glob("*.gguf")):
         with open_checkpoint(case) as checkpoint:
             for entry in checkpoint.entries.values():
-                if entry.dtype == kind and len(entry.shape) == 2 and entry.shape[1] % BLOCKS[kind][0] == 0:
+                if entry.dtype == ggml_type and len(entry.shape) == 2 and entry.shape[1] % BLOCKS[ggml_type][0] == 0:
                     raw = torch.frombuffer(bytearray(entry.read()), dtype=torch.uint8).view(entry.shape[0], -1)
                     return raw, load_file(case.with_name(f"{case.stem}.expected.safetensors"))[entry.name]
-    raise LookupError(kind)
+    raise LookupError(ggml_type)
 
 
 def write(folder, tensors, config):
@@ -45,31 +45,31 @@ def method(bits, name):
     return {"quant_method": "gguf", "bits": bits, "format": name}
 
 
-def layer(kind, n_bytes):
-    layers = {NAME: {"quant_algo": kind, "group_size": 256, "block_payload_bytes": n_bytes, "packing": "ggml"}}
+def layer(ggml_type, n_bytes):
+    layers = {NAME: {"quant_algo": ggml_type, "group_size": 256, "block_payload_bytes": n_bytes, "packing": "ggml"}}
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits", "name"),
+    ("ggml_type", "bits", "name"),
     [("Q4_0", 4, "q_0"), ("Q8_0", 8, "q_0"), ("Q4_K", 4, "q_k_m"), ("Q5_K", 5, "q_k_s"), ("Q6_K", 6, "q_k")],
 )
-def test_gptqmodel_stores_blocks_in_rows(tmp_path, kind, bits, name):
-    raw, values = store_in_gguf(kind)
+def test_gptqmodel_stores_blocks_in_rows(tmp_path, ggml_type, bits, name):
+    raw, values = store_in_gguf(ggml_type)
     report = compare(tmp_path, values, {f"{NAME}.qweight": raw}, method(bits, name))
 
-    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [
+    assert [(f"{NAME}.weight", f"gguf_{ggml_type.lower()}")] == [
         (layer.layer_name, layer.format) for layer in report.lossless
     ]
     assert [] == report.not_compared
 
 
-@pytest.mark.parametrize(("kind", "n_bytes"), [("IQ2_XS", 74), ("IQ1_S", 50), ("IQ2_XXS", 66), ("Q8_0", 34)])
-def test_modelopt_has_an_axis_for_the_block_bytes(tmp_path, kind, n_bytes):
-    raw, values = store_in_gguf(kind)
-    report = compare(tmp_path, values, {f"{NAME}.weight": raw.view(len(raw), -1, n_bytes)}, layer(kind, n_bytes))
+@pytest.mark.parametrize(("ggml_type", "n_bytes"), [("IQ2_XS", 74), ("IQ1_S", 50), ("IQ2_XXS", 66), ("Q8_0", 34)])
+def test_modelopt_has_an_axis_for_the_block_bytes(tmp_path, ggml_type, n_bytes):
+    raw, values = store_in_gguf(ggml_type)
+    report = compare(tmp_path, values, {f"{NAME}.weight": raw.view(len(raw), -1, n_bytes)}, layer(ggml_type, n_bytes))
 
-    assert [(f"{NAME}.weight", f"gguf_{kind.lower()}")] == [
+    assert [(f"{NAME}.weight", f"gguf_{ggml_type.lower()}")] == [
         (layer.layer_name, layer.format) for layer in report.lossless
     ]
     assert [] == report.not_compared

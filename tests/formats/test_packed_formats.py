@@ -128,7 +128,7 @@ class TestMLX:
         assert ("pass", list(x)) == (report.verdict, [layer.layer_name for layer in report.lossless])
 
     @pytest.mark.parametrize(
-        ("declared", "found"),
+        ("declared", "expected"),
         [
             ({"bits": 4, "group_size": 64}, (4, 64)),
             ({"bits": 4, "group_size": 64, "a": {"bits": 8, "group_size": 32}}, (8, 32)),
@@ -137,10 +137,10 @@ class TestMLX:
             ({"bits": 8, "group_size": 64, "a": {"bits": None, "group_size": None, "mode": "affine"}}, (4, 64)),
         ],
     )
-    def test_mlx_config_json_decides_without_an_original(self, tmp_path, declared, found):
+    def test_mlx_config_json_decides_without_an_original(self, tmp_path, declared, expected):
         stored = inspect(store(tmp_path / "quantized", mlx(4, 64), config=mlx_config(**declared))).weights[0]
 
-        assert found == (stored.code_bits, stored.block_size[1])
+        assert expected == (stored.code_bits, stored.block_size[1])
 
     def test_jang_config_decides_where_config_json_does_not(self, tmp_path):
         path = store(tmp_path / "quantized", mlx(4, 64), config={})
@@ -226,9 +226,9 @@ def nf4(**changed):
     return parts
 
 
-@pytest.mark.parametrize(("kind", "doubted"), [("nf4", False), ("fp4", True)])
-def test_unknown_bitsandbytes_table_is_doubted(tmp_path, kind, doubted):
-    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[kind])}
+@pytest.mark.parametrize(("quant_type", "doubted"), [("nf4", False), ("fp4", True)])
+def test_unknown_bitsandbytes_table_is_doubted(tmp_path, quant_type, doubted):
+    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[quant_type])}
     weight = weight_of(tmp_path, (6, 40), parts)
 
     assert ["is not the nf4 table" in doubt for doubt in weight.warnings] == [True] * doubted

@@ -137,15 +137,15 @@ def _change(random: Random, files: dict[str, bytes]) -> None:
         files[weights] = changed_bytes(random, files[weights], 2000)
         return
     configs = [name for name in files if name.endswith(".json")]
-    kind = random.random()
-    if kind < 0.45 and configs:
+    choice = random.random()
+    if choice < 0.45 and configs:
         name = random.choice(configs)
         try:
             tree = parse(files[name])
         except (ValueError, RecursionError):  # an earlier change broke this JSON
             return
         files[name] = dump(change(random, tree, WORDS, stop=0.05)).encode()
-    elif kind < 0.5:
+    elif choice < 0.5:
         files[random.choice(CONFIGS)] = dump(change(random, ODD_CONFIG, WORDS, stop=0.03)).encode()
     else:
         files[weights] = _changed_weights(random, files[weights])
@@ -232,8 +232,8 @@ def _changed_weights(random: Random, raw: bytes) -> bytes:
             begin, stop = fields["data_offsets"]
             tensors.append([name, fields["dtype"], fields["shape"], raw[end + begin : end + stop]])
     labels = [tensor for tensor in tensors if tensor[0].endswith(COMFY_SUFFIX)]
-    kind = random.random()
-    if kind < 0.3 and (labels or metadata):
+    choice = random.random()
+    if choice < 0.3 and (labels or metadata):
         if labels and (random.random() < 0.6 or not metadata):
             label = random.choice(labels)
             label[3] = _changed_json(random, label[3])
@@ -241,7 +241,7 @@ def _changed_weights(random: Random, raw: bytes) -> bytes:
         else:
             key = random.choice(list(metadata))
             metadata[key] = _changed_json(random, metadata[key].encode()).decode(errors="replace")
-    elif kind < 0.35:
+    elif choice < 0.35:
         metadata[random.choice((HEADER_KEY, "quantization_config", "format", *STRANGE[:8]))] = "{}"
     elif tensors:
         _change_tensor(random, tensors)

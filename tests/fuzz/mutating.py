@@ -141,18 +141,18 @@ def _rearrange(random: Random, items: Any, n: int, words: Sequence[Any]) -> None
 
 def other_value(random: Random, value: Any, words: Sequence[Any] = ()) -> Any:
     """Return another value, near this one or far from it."""
-    kind = random.random()
-    if kind < 0.35 and isinstance(value, int) and not isinstance(value, bool):
+    choice = random.random()
+    if choice < 0.35 and isinstance(value, int) and not isinstance(value, bool):
         return random.choice((value + 1, value - 1, 2 * value, -value, value // 2, 3 * value + 1, float(value % 2**60)))
-    if kind < 0.35 and isinstance(value, str):
+    if choice < 0.35 and isinstance(value, str):
         return other_text(random, value)
-    if kind < 0.6 and words:
+    if choice < 0.6 and words:
         return random.choice(words)
-    if kind < 0.75:
+    if choice < 0.75:
         return random.choice(NUMBERS)
-    if kind < 0.85:
+    if choice < 0.85:
         return random.choice(STRANGE)
-    return random.choice(RAW if kind < 0.92 else PLAIN_VALUES)
+    return random.choice(RAW if choice < 0.92 else PLAIN_VALUES)
 
 
 def other_text(random: Random, text: str) -> str:

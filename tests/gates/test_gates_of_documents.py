@@ -235,9 +235,9 @@ class TestCommand:
 
 
 def test_every_document_kind_has_its_vocabulary():
-    for kind in KINDS.values():
-        vocabulary = kind.values.VOCABULARY
-        assert kind.name.lower() == vocabulary.document
+    for document_kind in KINDS.values():
+        vocabulary = document_kind.values.VOCABULARY
+        assert document_kind.name.lower() == vocabulary.document
         assert parse(vocabulary.example, vocabulary)
         assert vocabulary.no_worse is None or parse(vocabulary.no_worse, vocabulary)
 

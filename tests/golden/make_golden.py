@@ -497,10 +497,10 @@ def sextets(codes: np.ndarray) -> np.ndarray:
     return bytes_.astype(np.uint8).reshape(*codes.shape[:-1], -1)
 
 
-def small_floats(kind: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+def small_floats(code_type: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
     """Return codes of every value, and the values, by ml_dtypes."""
-    dtype = {"e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn}[kind]
-    codes = RNG.integers(0, 16 if kind == "e2m1" else 64, shape).astype(np.uint8)
+    dtype = {"e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn}[code_type]
+    codes = RNG.integers(0, 16 if code_type == "e2m1" else 64, shape).astype(np.uint8)
     return codes, codes.view(dtype).astype(np.float32)
 
 
@@ -533,8 +533,8 @@ def as_f4(codes: np.ndarray) -> Tensor:
 def microscaled_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
     """Yield (case, how, stored, values) of MX and NVFP4 layouts that no fixture has."""
     stored, values = {}, {}
-    for name, kind, shape in (("2d", "e2m1", (5, 96)), ("3d", "e2m1", (3, 5, 64)), ("ragged", "e2m1", (3, 80))):
-        codes, plain = small_floats(kind, *shape)
+    for name, code_type, shape in (("2d", "e2m1", (5, 96)), ("3d", "e2m1", (3, 5, 64)), ("ragged", "e2m1", (3, 80))):
+        codes, plain = small_floats(code_type, *shape)
         scale = exponents(*shape[:-1], -(-shape[-1] // 32))
         for packed, prefix in (("weight_packed", "ct"), ("weight", "plain")):
             stored[f"{prefix}.{name}.{packed}"] = as_torch(nibbles(codes))

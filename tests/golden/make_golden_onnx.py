@@ -30,8 +30,8 @@ def normal(*shape, dtype=np.float32):
 
 def model_of(nodes, tensors, inputs=(), outputs=()):
     """Return a model with these nodes and initializers."""
-    inputs = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in inputs]
-    outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
+    inputs = [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in inputs]
+    outputs = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs]
     graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
     return helper.make_model(graph, opset_imports=OPSETS, ir_version=10)
 
@@ -40,18 +40,18 @@ def linear_model(weights, operator="MatMul"):
     """Return a model that multiplies by each of these weights, [in, out], in nodes with the names of an exporter."""
     nodes, tensors, inputs, outputs = [], [], [], []
     for n, (path, weight) in enumerate(weights.items()):
-        kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+        dtype = helper.np_dtype_to_tensor_dtype(weight.dtype)
         tensors.append(numpy_helper.from_array(weight, f"onnx::MatMul_{n}"))
         nodes.append(helper.make_node(operator, [f"x{n}", f"onnx::MatMul_{n}"], [f"y{n}"], name=f"/{path}/MatMul"))
-        inputs.append((f"x{n}", kind, ["n", weight.shape[0]]))
-        outputs.append((f"y{n}", kind))
+        inputs.append((f"x{n}", dtype, ["n", weight.shape[0]]))
+        outputs.append((f"y{n}", dtype))
     return model_of(nodes, tensors, inputs, outputs)
 
 
-def run(nodes, tensors, output, feeds=None, kind=TensorProto.FLOAT):
+def run(nodes, tensors, output, feeds=None, dtype=TensorProto.FLOAT):
     """Return what nodes compute."""
     inputs = [(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for name, x in (feeds or {}).items()]
-    model = model_of(nodes, tensors, inputs, [(output, kind)])
+    model = model_of(nodes, tensors, inputs, [(output, dtype)])
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -254,8 +254,8 @@ def make_dynamic(prefix, per_channel):
     given = model_of(nodes, tensors, [("i", TensorProto.INT64, [4])], [("y", TensorProto.FLOAT)])
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(given, f"{folder}/x.onnx")
-        kind = QuantType.QInt8 if per_channel else QuantType.QUInt8
-        quantize_dynamic(f"{folder}/x.onnx", f"{folder}/y.onnx", per_channel=per_channel, weight_type=kind)
+        quant_type = QuantType.QInt8 if per_channel else QuantType.QUInt8
+        quantize_dynamic(f"{folder}/x.onnx", f"{folder}/y.onnx", per_channel=per_channel, weight_type=quant_type)
         model = onnx.load(f"{folder}/y.onnx")
     expected, stored = {}, [tensor.name for tensor in model.graph.initializer]
     for name in stored:

@@ -35,11 +35,11 @@ def bitsandbytes() -> Iterator[Case]:
     from bitsandbytes import functional
     from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 
-    def four_bits(kind: str, shapes: dict[str, tuple[int, ...]], **settings: object) -> tuple[Tensors, Tensors]:
+    def four_bits(quant_type: str, shapes: dict[str, tuple[int, ...]], **settings: object) -> tuple[Tensors, Tensors]:
         stored, values = {}, {}
         for layer, shape in shapes.items():
             x = numbers(*shape, dtype=torch.float16)
-            codes, state = functional.quantize_4bit(x, quant_type=kind, **settings)
+            codes, state = functional.quantize_4bit(x, quant_type=quant_type, **settings)
             parts = state.as_dict(packed=True)
             stored[f"{layer}.weight"] = codes
             stored |= {f"{layer}.weight.{name}": part for name, part in parts.items()}
@@ -54,11 +54,11 @@ def bitsandbytes() -> Iterator[Case]:
 
     how = "quantize_4bit of {}; read by backends/default/ops.py to float32"
     ragged = {"a": (7, 33), "b": (1, 65), "c": (3, 2, 40)}
-    for kind in ("nf4", "fp4"):
+    for quant_type in ("nf4", "fp4"):
         yield (
-            f"bnb_{kind}/bnb_ragged",
+            f"bnb_{quant_type}/bnb_ragged",
             "bitsandbytes",
-            *four_bits(kind, ragged, blocksize=64),
+            *four_bits(quant_type, ragged, blocksize=64),
             {},
             how.format(f"{ragged}: blocks of 64 that cross the ends of rows"),
         )

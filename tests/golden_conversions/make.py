@@ -98,12 +98,12 @@ def derive(shapes: dict[str, tuple[int, ...]], run: Callable[..., Any]) -> tuple
     assert ones.tensors.keys() == twos.tensors.keys() == zeros.tensors.keys() == labelled.tensors.keys()
     tensors, derived = {}, {}
     for name, out in labelled.tensors.items():
-        one, two, zero = (of.tensors[name].ravel() for of in (ones, twos, zeros))
-        if (one == two).all():
-            assert (out.ravel() == one).all(), name
+        first, second, zero = (of.tensors[name].ravel() for of in (ones, twos, zeros))
+        if (first == second).all():
+            assert (out.ravel() == first).all(), name
             derived[name] = {"shape": list(out.shape), "values": numbers(out)}
             continue
-        op, elements = explain(name, np.stack([one, two, zero]), out.ravel(), labels)
+        op, elements = explain(name, np.stack([first, second, zero]), out.ravel(), labels)
         tensors[name] = {"shape": list(out.shape), "op": op, "source": pieces_of(elements, shapes)}
     return tensors, derived, ones.keys
 
@@ -131,20 +131,20 @@ def explain(name: str, made: np.ndarray, out: np.ndarray, labels: np.ndarray) ->
     return ["pieces", [[int(b - a), ops[which[a]]] for a, b in pairwise(starts)]], elements
 
 
-def operation(name: str, one: np.float32, two: np.float32, zero: np.float32) -> Any:
+def operation(name: str, first: np.float32, second: np.float32, zero: np.float32) -> Any:
     """Return the arithmetic that makes these numbers of 1, 2 and 0."""
-    if (one, two) == (1, 2):
+    if (first, second) == (1, 2):
         return "identity"
     for function in FUNCTIONS:
-        if np.allclose([one, two], apply([function], np.float32([1, 2])), rtol=ROUNDINGS, atol=0):
+        if np.allclose([first, second], apply([function], np.float32([1, 2])), rtol=ROUNDINGS, atol=0):
             return [function]
-    if one == two:
-        return ["set", float(str(one))]
-    if two == 2 * one:
-        return ["mul", float(str(one))]
-    if (one, two) == (zero + 1, zero + 2):
+    if first == second:
+        return ["set", float(str(first))]
+    if second == 2 * first:
+        return ["mul", float(str(first))]
+    if (first, second) == (zero + 1, zero + 2):
         return ["add", float(str(zero))]
-    raise ValueError(f"{name}: 1 becomes {one}, 2 becomes {two}")
+    raise ValueError(f"{name}: 1 becomes {first}, 2 becomes {second}")
 
 
 def is_exact(op: Any) -> bool:

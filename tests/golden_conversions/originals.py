@@ -22,15 +22,15 @@ BOTH: dict[str, dict[str, Any]] = {"": {}}
 class Original:
     """An original from which conversions are made.
 
-    ``architecture`` is a class of transformers, or the code in the model's own repository with ``own`` names and
-    shapes. ``published`` turns names and shapes that transformers saves into those of published checkpoints.
-    ``llama_cpp``, ``mlx``, ``mlx_vlm`` and ``mlx_audio`` map variants to options of the converter. ``written`` has
-    fields that are only in config.json, ``files`` further files that the converter reads.
+    ``architecture`` is a class of transformers, or the code in the model's own repository, of which ``make_shapes``
+    gives names and shapes. ``published`` turns names and shapes that transformers saves into those of published
+    checkpoints. ``llama_cpp``, ``mlx``, ``mlx_vlm`` and ``mlx_audio`` map variants to options of the converter.
+    ``written`` has fields that are only in config.json, ``files`` further files that the converter reads.
     """
 
     architecture: str
     config: dict[str, Any]
-    own: Callable[[dict[str, Any]], Shapes] | None = None
+    make_shapes: Callable[[dict[str, Any]], Shapes] | None = None
     published: Callable[[dict[str, Any], Shapes], Shapes] | None = None
     llama_cpp: dict[str, dict[str, Any]] = field(default_factory=lambda: BOTH)
     mlx: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Original:
         import transformers
 
         made = f"names of the model's repository: {self.architecture}"
-        if self.own is None:
+        if self.make_shapes is None:
             made = f"transformers {transformers.__version__} {self.architecture}.save_pretrained"
         return {"made": made, "options": json.dumps(options), "by": "tests/golden_conversions/make.py"}
 
@@ -57,13 +57,13 @@ class Original:
 def write_original(original: Original, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write config.json, and return it, with names, shapes and dtypes of tensors."""
     folder.mkdir(parents=True)
-    if original.own is None:
+    if original.make_shapes is None:
         shapes = saved_by_transformers(original, folder)
         saved = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(merge(saved, original.config) | original.written))
     else:
         config = {"architectures": [original.architecture]} | original.config
-        shapes = original.own(config)
+        shapes = original.make_shapes(config)
         (folder / "config.json").write_text(json.dumps(config))
     config = json.loads((folder / "config.json").read_text())
     if original.published is not None:
@@ -564,7 +564,7 @@ ORIGINALS = {
             | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "rope_theta": 1000000.0}
             | {"rope_local_base_freq": 10000.0},
         },
-        own=gemma3n_shapes,
+        make_shapes=gemma3n_shapes,
         files=TOKENIZER,
         **MLX,
     ),
@@ -890,7 +890,7 @@ ORIGINALS = {
                 "hidden_act": "gelu",
             },
         },
-        own=internvl_shapes,
+        make_shapes=internvl_shapes,
         llama_cpp=WITH_MMPROJ,
         files=IMAGES,
         mlx_vlm={"": {"config": {"llm_config": {"rms_norm_eps": 1e-6}}}},
@@ -1012,6 +1012,6 @@ ORIGINALS = {
             }
         },
     ),
-    "internlm2": Original("InternLM2ForCausalLM", INTERNLM2, own=internlm2_shapes, **MLX),
-    "plamo2": Original("Plamo2ForCausalLM", PLAMO2, own=plamo2_shapes),
+    "internlm2": Original("InternLM2ForCausalLM", INTERNLM2, make_shapes=internlm2_shapes, **MLX),
+    "plamo2": Original("Plamo2ForCausalLM", PLAMO2, make_shapes=plamo2_shapes),
 }

@@ -98,9 +98,9 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     yield "ml_dtypes", "fp8_tensor", torch.from_numpy(codes.astype(np.float32) * scale)
 
 
-def digest(found: torch.Tensor) -> str:
+def digest(values: torch.Tensor) -> str:
     """Return a checksum of values without the sign of zeros."""
-    return hashlib.sha256((found.float().contiguous() + 0.0).numpy().tobytes()).hexdigest()
+    return hashlib.sha256((values.float().contiguous() + 0.0).numpy().tobytes()).hexdigest()
 
 
 def main() -> None:

@@ -102,13 +102,13 @@ class TestExplain:
             assert entry.text in guide.explain(entry.name)
 
     @pytest.mark.parametrize(
-        ("name", "found"),
+        ("name", "expected"),
         [("far_off", "## implausible_error"), ("0", "Exit status"), ("fp8_block", "Format"), ("p99_9", "## pNN")],
     )
-    def test_explain_describes_the_name(self, name, found):
+    def test_explain_describes_the_name(self, name, expected):
         done = call("explain", name)
 
-        assert found in done.stdout + done.stderr
+        assert expected in done.stdout + done.stderr
 
     @pytest.mark.parametrize(
         ("name", "listed"),

@@ -41,23 +41,23 @@ FINITE = SumOptions(cells=CellGrid(1, 64))
 SIGNED = {"x": ["x_abs"], "y": ["x_abs", "e_abs"], "e": ["e_abs"]}
 
 
-def check(expected, found):
+def check(expected, sums):
     """Both sum the same float64 numbers, in another order."""
     n = expected.elements
     for name in ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq"):
         bound = sum(as_float(getattr(expected, of)) for of in SIGNED.get(name, [name]))
         if name == "xy":
             bound = as_float(expected.x_sq) ** 0.5 * as_float(expected.y_sq) ** 0.5
-        assert as_float(getattr(found, name)) == pytest.approx(
+        assert as_float(getattr(sums, name)) == pytest.approx(
             as_float(getattr(expected, name)), rel=0, abs=n * 2.0**-52 * bound
         ), name
     for name in (*fused_sums.COUNTS, "e_max", "e_min", "relative_max", "x_max", "cast_max", "dead_rows", "saturated"):
-        assert getattr(expected, name) == getattr(found, name), name
-    assert (expected.elements, expected.worst) == (found.elements, found.worst)
-    assert expected.histogram == found.histogram
-    assert len(expected.peaks) == len(found.peaks)
-    assert all(torch.equal(x.values, y.values) for x, y in zip(expected.peaks, found.peaks, strict=True))
-    for rows, others in ((expected.rows, found.rows), (expected.matrices, found.matrices)):
+        assert getattr(expected, name) == getattr(sums, name), name
+    assert (expected.elements, expected.worst) == (sums.elements, sums.worst)
+    assert expected.histogram == sums.histogram
+    assert len(expected.peaks) == len(sums.peaks)
+    assert all(torch.equal(x.values, y.values) for x, y in zip(expected.peaks, sums.peaks, strict=True))
+    for rows, others in ((expected.rows, sums.rows), (expected.matrices, sums.matrices)):
         assert rows.keys() == others.keys()
         assert all(as_float(rows[row].e_sq) == pytest.approx(as_float(others[row].e_sq), rel=1e-12) for row in rows)
         assert all(rows[row][2:] == others[row][2:] for row in rows)

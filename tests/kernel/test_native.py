@@ -497,10 +497,10 @@ def store_as(folder, name):
     return x, store(folder / "y.safetensors", tensors[name])
 
 
-def assert_near(found, exact, tolerance=AGREEMENT):
+def assert_near(values, exact, tolerance=AGREEMENT):
     """Check that counts are equal and sums close; sums that cancel are measured by their terms' magnitudes."""
     counts = [name for name in ADDED if name not in structs.SUMS and "outliers" not in name]
-    assert {name: getattr(exact, name) for name in counts} == {name: getattr(found, name) for name in counts}
+    assert {name: getattr(exact, name) for name in counts} == {name: getattr(values, name) for name in counts}
     off = {}
     for name in structs.SUMS:
         magnitude = abs(as_float(getattr(exact, SIGNED.get(name, name))))
@@ -510,12 +510,12 @@ def assert_near(found, exact, tolerance=AGREEMENT):
             magnitude += as_float(exact.y_sq)
         if name == "y_sq":  # the kernel finds it as x² + 2xe + e²
             magnitude += as_float(exact.x_sq) + as_float(exact.e_sq)
-        error = abs(as_float(getattr(found, name) - getattr(exact, name)))
+        error = abs(as_float(getattr(values, name) - getattr(exact, name)))
         if error > tolerance * magnitude:
             off[name] = error / magnitude if magnitude else error
     assert off == {}
     for name in ("e_max", "e_min", "relative_max", "cast_max", "x_max"):
-        assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
+        assert getattr(values, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
 
 
 SHAPES = [(64, 512), (37, 129), (300, 7), (1, 1), (3, 17_000)]

@@ -30,8 +30,8 @@ BROKEN: dict[str, Change] = CONSTANTS | {
 }
 # Rows share a scale of integers: a row of small numbers becomes zero, so that zeros are an info.
 SHARED = {f"{name}, rows zero" for name in ("INT8 tensor", "INT8 128 × 128")}
-OF_EXPERTS = [*((kind, change, False) for kind, change in BROKEN_EXPERTS.items()),
-              *((kind, change, True) for kind, change in SOUND_EXPERTS.items())]  # fmt: skip
+OF_EXPERTS = [*((label, change, False) for label, change in BROKEN_EXPERTS.items()),
+              *((label, change, True) for label, change in SOUND_EXPERTS.items())]  # fmt: skip
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
@@ -40,13 +40,13 @@ def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     pair = make_pair(bench, layout)
     yield _inspect(pair, Case("as quantized", {}, sound=True))
     if layout in STACKS:
-        for kind, change, is_sound in OF_EXPERTS:
+        for label, change, is_sound in OF_EXPERTS:
             coded = quantize(layout, {**pair.x, STACK: change(pair.x[STACK])})
-            yield _inspect(pair, Case(kind, {STACK: coded[STACK]}, sound=is_sound))
+            yield _inspect(pair, Case(label, {STACK: coded[STACK]}, sound=is_sound))
         return
     for changes, is_sound in ((BROKEN, False), (SPARED, True)):
-        for kind, change in changes.items():
-            yield _inspect(pair, Case(kind, quantize(layout, dict(change(pair.x))), sound=is_sound))
+        for label, change in changes.items():
+            yield _inspect(pair, Case(label, quantize(layout, dict(change(pair.x))), sound=is_sound))
 
 
 def _inspect(pair: Sound, case: Case) -> Outcome:

@@ -54,11 +54,11 @@ def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     """Change the original in each way and quantize it soundly in this layout."""
     layout, x = find_layout(name), model()
     pair = make_pair(bench, layout)
-    for kind, change in BROKEN.items():
+    for label, change in BROKEN.items():
         changed = change(x)
-        yield _break(pair, kind, {**x, **changed}, changed)
-    for kind, change in SOUND.items():
-        yield sound_outcome("both sides", kind, make_pair(bench, layout, {**x, **change(x)}))
+        yield _break(pair, label, {**x, **changed}, changed)
+    for label, change in SOUND.items():
+        yield sound_outcome("both sides", label, make_pair(bench, layout, {**x, **change(x)}))
 
 
 def experts(bench: Bench, name: str) -> Iterator[Outcome]:
@@ -66,26 +66,26 @@ def experts(bench: Bench, name: str) -> Iterator[Outcome]:
     layout, x = find_layout(name), make_stacks()
     apart = layout not in STACKS
     pair = make_pair(bench, layout, _apart(x) if apart else x)
-    for kind, change in (*BROKEN_EXPERTS.items(), *SOUND_EXPERTS.items()):
+    for label, change in (*BROKEN_EXPERTS.items(), *SOUND_EXPERTS.items()):
         changed = {**x, STACK: change(x[STACK])}
         tensors = _apart(changed) if apart else changed
-        if kind in BROKEN_EXPERTS:
-            yield _break(pair, kind, tensors, [key for key in tensors if ".experts." in key])
+        if label in BROKEN_EXPERTS:
+            yield _break(pair, label, tensors, [key for key in tensors if ".experts." in key])
         else:
-            yield sound_outcome("both sides", kind, make_pair(bench, layout, tensors))
+            yield sound_outcome("both sides", label, make_pair(bench, layout, tensors))
     yield from _move(pair, x, apart)
 
 
 def _move(pair: Sound, x: Tensors, apart: bool) -> Iterator[Outcome]:
     """Store experts in another order, with and without the rows of their router."""
     router = ROUTER.format(int(apart))
-    for kind, order, is_sound in (("with their router", MOVED, True), ("alone", None, False)):
+    for label, order, is_sound in (("with their router", MOVED, True), ("alone", None, False)):
         moved = {STACK: x[STACK][MOVED]}
         stored = quantize(pair.layout, _apart(moved) if apart else moved)
         routers = {router: pair.x[router] if order is None else pair.x[router][order]}
         names = tuple(name for name in pair.x if ".experts." in name)
         yield pair.outcome(
-            "both sides", Case(f"experts moved {kind}", {**stored, **routers}, names=names, sound=is_sound)
+            "both sides", Case(f"experts moved {label}", {**stored, **routers}, names=names, sound=is_sound)
         )
 
 
@@ -95,10 +95,10 @@ def _apart(x: Tensors) -> Tensors:
     return others | {EXPERT.format(n): x[STACK][n] for n in range(EXPERTS)}
 
 
-def _break(pair: Sound, kind: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
+def _break(pair: Sound, label: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
     """Return what is reported of a broken original and its sound copy; ``pair`` has the sound original."""
     both = make_pair(pair.bench, pair.layout, x)
-    outcome = judge_broken("both sides", f"{pair.layout.name}, {kind}", both.report, pair.report, names, STRUCTURAL)
+    outcome = judge_broken("both sides", f"{pair.layout.name}, {label}", both.report, pair.report, names, STRUCTURAL)
     pair.bench.done(outcome, both.original, both.path)
     files.remove([both.original, both.path])
     return outcome

@@ -176,21 +176,21 @@ def codes_of(file: str) -> dict[str, Codes]:
     """Return the codes of a program's file, by weight."""
     tensors, codes_by_weight = read(file), {}
     for name in tensors:
-        module, _, kind = name.rpartition(".")
-        if module.endswith("_proj") and kind in READERS:
-            reader = _of_awq if file == "autoawq" else READERS[kind]
+        module, _, ending = name.rpartition(".")
+        if module.endswith("_proj") and ending in READERS:
+            reader = _of_awq if file == "autoawq" else READERS[ending]
             codes_by_weight[f"{module}.weight"] = reader(module, tensors)
     return codes_by_weight
 
 
-def code_as(layout: Layout, found: Codes) -> Coded:
+def code_as(layout: Layout, stored_codes: Codes) -> Coded:
     """Return codes in a layout, whose codes may begin at -8."""
     low = int(layout.grid.low)
-    codes = (found.codes.float() + low).contiguous()
-    if found.parts:
-        stored = Stored(found.scale.double(), -found.zero.double(), found.parts)
+    codes = (stored_codes.codes.float() + low).contiguous()
+    if stored_codes.parts:
+        stored = Stored(stored_codes.scale.double(), -stored_codes.zero.double(), stored_codes.parts)
     else:
-        scale, zero = found.scale.contiguous(), found.zero.float() + low
+        scale, zero = stored_codes.scale.contiguous(), stored_codes.zero.float() + low
         stored = layout.keep(scale, -scale * zero if layout.shifted else None, 1.0)
     rows, cols = codes.shape
     wanted = stored.scale.float(), None if stored.shift is None else stored.shift.float()
@@ -256,9 +256,9 @@ def of_norms(pair: Sound) -> Iterator[Case]:
         off = 1 + 0.1 * torch.randn(norm.shape, generator=make_generator(7))
         unit_factors = torch.ones_like(off)
         unit_factors[len(unit_factors) // 3] = 1.5
-        for kind, factors in {"off by 10 %": off, "one channel × 1.5": unit_factors}.items():
+        for label, factors in {"off by 10 %": off, "one channel × 1.5": unit_factors}.items():
             broken = (norm.float() * factors).to(norm.dtype)
-            yield Case(f"{name.split('.')[-2]} {kind}", {name: broken}, names=tuple(pair.weights))
+            yield Case(f"{name.split('.')[-2]} {label}", {name: broken}, names=tuple(pair.weights))
 
 
 def outcomes(bench: Bench, declared: str, file: str) -> Iterator[Outcome]:

@@ -142,9 +142,9 @@ def of_sound(family: str, name: str, report: Report | Inspection, true: Collecti
     return Outcome(family, name, label, None, findings)
 
 
-def as_unsound(found: Outcome) -> Outcome:
+def as_unsound(outcome: Outcome) -> Outcome:
     """Return the outcome of a pair whose quantizer caused a loss: findings are right, and must be there."""
-    return found._replace(told="noticed" if found.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
+    return outcome._replace(told="noticed" if outcome.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
 
 
 def table(outcomes: Iterable[Outcome], heading: str, label: Callable[[Outcome], str]) -> str:

@@ -328,23 +328,23 @@ def _bits(codes: Tensor) -> Tensor:
     return (codes.view(-1, 4, 8).to(torch.int32) << torch.arange(8)).sum(2).to(torch.uint8)
 
 
-def _join(kind: str, parts: list[Tensor]) -> tuple[str, bytes]:
+def _join(ggml_type: str, parts: list[Tensor]) -> tuple[str, bytes]:
     n = len(parts[0])
-    return kind, torch.cat([part.reshape(n, -1) for part in parts], 1).numpy().tobytes()
+    return ggml_type, torch.cat([part.reshape(n, -1) for part in parts], 1).numpy().tobytes()
 
 
-def ggml_basic(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
+def ggml_basic(_name: str, coded: Coded, ggml_type: str) -> tuple[str, bytes]:
     """Store Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL: a scale, perhaps a minimum, and 32 codes."""
     scale = _f16(coded.stored.scale)
     codes = coded.matrix.reshape(-1, 32)
-    if kind == "Q8_0":
-        return _join(kind, [scale, codes.to(torch.int8).view(torch.uint8)])
-    if kind == "IQ4_NL":
-        return _join(kind, [scale, _halves(_places(codes), 32)])
+    if ggml_type == "Q8_0":
+        return _join(ggml_type, [scale, codes.to(torch.int8).view(torch.uint8)])
+    if ggml_type == "IQ4_NL":
+        return _join(ggml_type, [scale, _halves(_places(codes), 32)])
     codes = (codes - coded.layout.grid.low).to(torch.uint8)
     minimum = [_f16(coded.stored.shift)] if coded.stored.shift is not None else []
-    high = [_bits(codes >> 4)] if kind.startswith("Q5") else []
-    return _join(kind, [scale, *minimum, *high, _halves(codes & 15, 32)])
+    high = [_bits(codes >> 4)] if ggml_type.startswith("Q5") else []
+    return _join(ggml_type, [scale, *minimum, *high, _halves(codes & 15, 32)])
 
 
 def _places(codes: Tensor) -> Tensor:
@@ -360,15 +360,15 @@ def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
     return torch.cat([low, mid, (sc[:, 4:] & 15) | (m[:, 4:] & 15) << 4], 1)
 
 
-def ggml_k45(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
+def ggml_k45(_name: str, coded: Coded, ggml_type: str) -> tuple[str, bytes]:
     """Store Q4_K or Q5_K."""
     parts = coded.stored.parts
     codes = coded.matrix.reshape(-1, 8, 32).to(torch.uint8)
     block_parts = [_f16(parts["d"]), _f16(parts["dmin"]), _six_bits(parts["scales"], parts["minima"])]
-    if kind == "Q5_K":
+    if ggml_type == "Q5_K":
         block_parts.append(((codes >> 4).to(torch.int32) << torch.arange(8)[:, None]).sum(1).to(torch.uint8))
     low = codes & 15
-    return _join(kind, [*block_parts, low[:, 0::2] | low[:, 1::2] << 4])
+    return _join(ggml_type, [*block_parts, low[:, 0::2] | low[:, 1::2] << 4])
 
 
 def _crumbs(codes: Tensor) -> Tensor:
@@ -420,16 +420,16 @@ def ggml_iq4_xs(_name: str, coded: Coded) -> tuple[str, bytes]:
 # The layouts
 
 
-def scheme(bits: int, group: int, symmetric: bool, kind: str = "pack-quantized", **more: Any) -> dict[str, Any]:
+def scheme(bits: int, group: int, symmetric: bool, form: str = "pack-quantized", **more: Any) -> dict[str, Any]:
     """Return the configuration that compressed-tensors writes; ``more`` describes the weights."""
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group} | more
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
 
 
-def whole(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
+def whole(bits: int, form: str, strategy: str, **more: Any) -> dict[str, Any]:
     """Return the configuration of codes without groups of columns."""
-    return scheme(bits, 0, True, kind, strategy=strategy, **({"group_size": None} | more))
+    return scheme(bits, 0, True, form, strategy=strategy, **({"group_size": None} | more))
 
 
 def _gptq_config(bits: int, group: int, sym: bool) -> dict[str, Any]:
@@ -461,13 +461,13 @@ def _gptq(bits: int, group: int, shifted: bool = False) -> Layout:
                   partial(gptq, bits=bits), shifted=shifted, config=_gptq_config(bits, group, not shifted))  # fmt: skip
 
 
-def _ggml(kind: str, grid: Grid, **more: Any) -> Layout:
-    return Layout(kind, "GGUF", grid, (1, 32), F16, partial(ggml_basic, kind=kind), **more)
+def _ggml(ggml_type: str, grid: Grid, **more: Any) -> Layout:
+    return Layout(ggml_type, "GGUF", grid, (1, 32), F16, partial(ggml_basic, ggml_type=ggml_type), **more)
 
 
-def _k(kind: str, grid: Grid, group: int, low: int, high: int, store: Store, **more: Any) -> Layout:
+def _k(ggml_type: str, grid: Grid, group: int, low: int, high: int, store: Store, **more: Any) -> Layout:
     keep = partial(under_superblocks, low, high, group=group)
-    return Layout(kind, "GGUF", grid, (1, group), keep, store, two_levels=True, **more)
+    return Layout(ggml_type, "GGUF", grid, (1, group), keep, store, two_levels=True, **more)
 
 
 LAYOUTS = (
@@ -508,8 +508,8 @@ LAYOUTS = (
     _ggml("Q8_0", integers(-127, 127)), _ggml("IQ4_NL", of_table(IQ4), signed=True),
     _k("Q2_K", integers(0, 3), 16, 0, 15, ggml_q2, shifted=True),
     _k("Q3_K", integers(-4, 3), 16, -32, 31, ggml_q3, signed=True),
-    _k("Q4_K", U4, 32, 0, 63, partial(ggml_k45, kind="Q4_K"), shifted=True),
-    _k("Q5_K", integers(0, 31), 32, 0, 63, partial(ggml_k45, kind="Q5_K"), shifted=True),
+    _k("Q4_K", U4, 32, 0, 63, partial(ggml_k45, ggml_type="Q4_K"), shifted=True),
+    _k("Q5_K", integers(0, 31), 32, 0, 63, partial(ggml_k45, ggml_type="Q5_K"), shifted=True),
     _k("Q6_K", integers(-32, 31), 16, -128, 127, ggml_q6, signed=True),
     _k("IQ4_XS", of_table(IQ4), 32, -32, 31, ggml_iq4_xs, signed=True),
 )  # fmt: skip

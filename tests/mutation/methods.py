@@ -253,18 +253,18 @@ def outcomes(bench: Bench, layout: Layout) -> Iterator[Outcome]:
     yield from damage_pair(make_pair(bench, layout, by=by, excuse=excuse), f"methods, {layout.family}")
 
 
-def damage_pair(pair: Sound, family: str, one: str = ONE, kinds: Iterable[Kind] = KINDS) -> Iterator[Outcome]:
-    """Damage a pair in every way; ``one`` is the weight that is damaged, unless all are."""
+def damage_pair(pair: Sound, family: str, weight_name: str = ONE, kinds: Iterable[Kind] = KINDS) -> Iterator[Outcome]:
+    """Damage a pair in every way; ``weight_name`` is the weight that is damaged, unless all are."""
     for kind in kinds:
-        if case := _case(pair, kind, one):
+        if case := _case(pair, kind, weight_name):
             yield pair.outcome(family, case)
 
 
-def _case(pair: Sound, kind: Kind, one: str) -> Case | None:
+def _case(pair: Sound, kind: Kind, weight_name: str) -> Case | None:
     """Return the case of a damage: the damaged weights and what they lose."""
     before = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     changed, losses = {}, []
-    for name in before if kind.everywhere else [one]:
+    for name in before if kind.everywhere else [weight_name]:
         x = as_matrix(pair.x[name])
         if after := kind.damage(pair.layout, x, before[name]):
             changed[name] = after

@@ -261,7 +261,7 @@ def _by_gptq_as_compressed_tensors(inputs: Tensors) -> Quantize:
     def quantize(layout: Layout, x: Tensor) -> Coded:
         name, plain = names[x.data_ptr()], sound(layout, x)
         tensors = by_gptq(name, x, inputs[name], how)
-        packed, scales = (tensors[name.removesuffix("weight") + kind].T for kind in ("qweight", "scales"))
+        packed, scales = (tensors[name.removesuffix("weight") + ending].T for ending in ("qweight", "scales"))
         codes = torch.stack([packed >> 4 * place & 15 for place in range(8)], -1).flatten(1) - 8
         scale = scales.to(plain.stored.scale.dtype).view(plain.stored.scale.shape)
         kept = plain.stored._replace(scale=scale)

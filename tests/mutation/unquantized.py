@@ -104,7 +104,7 @@ def biases(bench: Bench) -> Iterator[Outcome]:
         for name in (V_BIAS, V_BIAS.replace("v_proj", "k_proj")):
             bias = pair.x[name]
             noise = heavy(tuple(bias.shape), make_generator(4))
-            for kind, broken in {
+            for label, broken in {
                 "noise of 0.2": bias + 0.2 * noise,
                 "noise of 5 %": bias * (1 + 0.05 * noise),
                 "× 1.04": 1.04 * bias,
@@ -112,7 +112,7 @@ def biases(bench: Bench) -> Iterator[Outcome]:
                 "of the next layer": pair.x[name.replace("layers.0", "layers.1")],
                 "rolled": bias.roll(1),
             }.items():
-                yield pair.outcome("biases", Case(f"{name}, {kind}", {name: broken.bfloat16()}))
+                yield pair.outcome("biases", Case(f"{name}, {label}", {name: broken.bfloat16()}))
 
 
 def corrections(bench: Bench) -> Iterator[Outcome]:
@@ -134,7 +134,7 @@ def corrections(bench: Bench) -> Iterator[Outcome]:
         ones, half = torch.zeros(len(bias)), torch.ones(len(bias))
         ones[len(bias) // 3] = 1
         half[len(bias) // 2 :] = 0
-        for kind, factors in {"doubled": 2 + 0 * ones, "halved": 0.5 + 0 * ones, "cut": half, "one zeroed": 1 - ones,
+        for label, factors in {"doubled": 2 + 0 * ones, "halved": 0.5 + 0 * ones, "cut": half, "one zeroed": 1 - ones,
                               "one doubled": 1 + ones, "inverted": -1 + 0 * ones}.items():  # fmt: skip
             broken = (bias.float() * factors).to(bias.dtype)
-            yield pair.outcome("corrections", Case(f"{V_BIAS}, {kind}", {V_BIAS: broken}))
+            yield pair.outcome("corrections", Case(f"{V_BIAS}, {label}", {V_BIAS: broken}))

@@ -115,16 +115,18 @@ TOO_SMALL = ("tiny", "very tiny")  # too small for scales in float16, as in GGUF
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0")
 
 
-def compare(x: Tensor, folder: Path, codes: Tensors | None, kind: str) -> Report:
+def compare(x: Tensor, folder: Path, codes: Tensors | None, ggml_type: str) -> Report:
     """Compare one weight with its codes, or with GGUF blocks of a type."""
     if codes is not None:
         save_file({NAME: x}, folder / "x.safetensors")
         save_file(codes, folder / "y.safetensors")
         return quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
     name = "blk.0.ffn_up.weight"
-    blocks = gguf.quantize(x.numpy().astype(np.float32), gguf.GGMLQuantizationType[kind])
+    blocks = gguf.quantize(x.numpy().astype(np.float32), gguf.GGMLQuantizationType[ggml_type])
     save_file({name: x}, folder / "x.safetensors")
-    path = write_gguf(folder / "y.gguf", [Stored(name, kind, tuple(x.shape), blocks.tobytes())], architecture("llama"))
+    path = write_gguf(
+        folder / "y.gguf", [Stored(name, ggml_type, tuple(x.shape), blocks.tobytes())], architecture("llama")
+    )
     return quanterr.compare(folder / "x.safetensors", path, device="cpu")
 
 
@@ -136,15 +138,15 @@ def small() -> Iterator[tuple[str, Tensor]]:
 
 def outcomes(bench: Bench) -> Iterator[Outcome]:
     """Write every kind of weight in every format."""
-    for kind, make in KINDS.items():
+    for label, make in KINDS.items():
         for format_name, write in FORMATS.items():
             report = compare(make(), bench.folder, write(make()), "")
-            yield of_sound("unusual", f"{kind} as {format_name}", report)
+            yield of_sound("unusual", f"{label} as {format_name}", report)
         for type_name in TYPES:
             report = compare(make(), bench.folder, None, type_name)
-            outcome = of_sound("unusual", f"{kind} as {type_name}", report)
-            yield as_unsound(outcome) if kind in TOO_SMALL else outcome
-    for kind, x in small():
+            outcome = of_sound("unusual", f"{label} as {type_name}", report)
+            yield as_unsound(outcome) if label in TOO_SMALL else outcome
+    for label, x in small():
         for format_name in ("INT8 row", "INT4 in bytes", "FP8 row", "FP8 tensor"):
             report = compare(x, bench.folder, FORMATS[format_name](x), "")
-            yield of_sound("unusual", f"{kind} as {format_name}", report)
+            yield of_sound("unusual", f"{label} as {format_name}", report)

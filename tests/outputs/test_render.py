@@ -223,9 +223,9 @@ class TestErrors:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", sample_documents.KINDS_WITH_SAMPLES)
-def test_every_document_can_be_rendered(kind, tmp_path):
-    document = getattr(sample_documents, kind)()
+@pytest.mark.parametrize("document_kind", sample_documents.KINDS_WITH_SAMPLES)
+def test_every_document_can_be_rendered(document_kind, tmp_path):
+    document = getattr(sample_documents, document_kind)()
     document.save(tmp_path / "x.json")
     suffixes = ("json", "jsonl", "csv", "html", "md", "xml")
     done = call("render", tmp_path / "x.json", *(word for s in suffixes for word in ("-o", tmp_path / f"y.{s}")))
@@ -237,7 +237,7 @@ def test_every_document_can_be_rendered(kind, tmp_path):
     call("render", tmp_path / "x.json", "--update", tmp_path / "y.md")
     made = (tmp_path / "y.md").read_text()
     assert made.endswith((tmp_path / "z.md").read_text())
-    assert made.startswith("---\n") == (kind == "evaluation")
+    assert made.startswith("---\n") == (document_kind == "evaluation")
 
 
 def test_unsupported_document_kind_is_named(tmp_path):

@@ -462,9 +462,9 @@ class TestInterleavedGateAndUp:
         }
         if apart:
             stored = {
-                f"{place}.{e}.{word}.{kind}": values[e].clone()
+                f"{place}.{e}.{word}.{ending}": values[e].clone()
                 for word, weight, bias in (("gate_proj", gate, gate_bias), ("up_proj", up, up_bias))
-                for kind, values in (("weight", weight), ("bias", bias))
+                for ending, values in (("weight", weight), ("bias", bias))
                 for e in range(3)
             }
             stored |= {f"{place}.{e}.down_proj.bias": original[f"{place}.down_proj_bias"][e].clone() for e in range(3)}

@@ -42,7 +42,7 @@ def convert(original, permuted=True, one_more=False):
     """Return the converter's version of an original, all in F32."""
     made = {}
     for name, weight in original.items():
-        module, _, kind = name.rpartition(".")
+        module, _, ending = name.rpartition(".")
         weight = weight.float()
         if "q_proj" in name and permuted:
             weight = pair_rows(weight, HEADS)
@@ -51,7 +51,7 @@ def convert(original, permuted=True, one_more=False):
         if "norm" in name and one_more:
             weight = weight + 1
         if module in NAMES:
-            made[f"{NAMES[module]}.{kind}"] = weight
+            made[f"{NAMES[module]}.{ending}"] = weight
     for w, word in (("w1", "gate"), ("w3", "up")):
         experts = [weight.float() for name, weight in original.items() if name.endswith(f"{w}.weight")]
         if experts:

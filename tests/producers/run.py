@@ -104,8 +104,8 @@ def environment(folder: Path, needs: tuple[str, ...]) -> Path:
 def judge_declaration(original: Path, quantized: Path, simulated: bool, about: str) -> tuple[str, str]:
     """Return the outcome of a quantized model whose configuration is right, or wrong ``about`` a module."""
     if not about:
-        kind, why = judge(original, quantized, simulated)
-        return {"right": "silent", "undone": "silent", "WRONG": "WRONG"}.get(kind, "ALARM"), why
+        outcome, why = judge(original, quantized, simulated)
+        return {"right": "silent", "undone": "silent", "WRONG": "WRONG"}.get(outcome, "ALARM"), why
     try:
         report = quanterr.compare(original, quantized, device="cpu")
     except QuanterrError as error:
@@ -185,13 +185,13 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
     return f"{done['producer']} {done['version']}", outcomes_found
 
 
-def table(found: dict[str, list[Outcome]]) -> str:
+def table(outcomes: dict[str, list[Outcome]]) -> str:
     """Count outcomes by producer and setting, and name the models with wrong values.
 
     Settings of a producer with the same outcomes share a row.
     """
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for producer, of_producer in found.items():
+    for producer, of_producer in outcomes.items():
         by_setting = defaultdict(list)
         for outcome in of_producer:
             if outcome.setting not in DECLARATIONS:
@@ -205,12 +205,12 @@ def table(found: dict[str, list[Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def table_of_declarations(found: dict[str, list[Outcome]]) -> str:
+def table_of_declarations(outcomes: dict[str, list[Outcome]]) -> str:
     """List what was said of each configuration, a row for each producer, and another if it mixes bits."""
     lines = [EXPLANATION, ""]
     lines.append("| producer | modules | right | one more excluded | one less excluded | the bits of the others |")
     lines.append("|---|---|---|---|---|---|")
-    for producer, of_producer in found.items():
+    for producer, of_producer in outcomes.items():
         kinds = {outcome.setting: outcome.kind for outcome in of_producer}
         for base in (ONE, MIXED):
             if base in kinds:

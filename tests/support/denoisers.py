@@ -40,7 +40,7 @@ def flux(width=32, head=16, text=24, pooled=20, channels=4, doubles=2, singles=2
             linear(f"double_blocks.{n}.{part}_attn.qkv", 3 * width, width),
             linear(f"double_blocks.{n}.{part}_attn.proj", width, width),
             _flux_mlp(f"double_blocks.{n}.{part}_mlp", width, 4 * width),
-            {f"double_blocks.{n}.{part}_attn.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"double_blocks.{n}.{part}_attn.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
             linear(f"double_blocks.{n}.{part}_mod.lin", 6 * width, width) if modulated else {},
         )
         for n in range(doubles)
@@ -50,7 +50,7 @@ def flux(width=32, head=16, text=24, pooled=20, channels=4, doubles=2, singles=2
         join(
             linear(f"single_blocks.{n}.linear1", 7 * width, width),
             linear(f"single_blocks.{n}.linear2", width, 5 * width),
-            {f"single_blocks.{n}.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"single_blocks.{n}.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
             linear(f"single_blocks.{n}.modulation.lin", 3 * width, width) if modulated else {},
         )
         for n in range(singles)
@@ -94,7 +94,7 @@ def flux2(width=32, head=16, text=24, channels=4):
             linear(f"double_blocks.{n}.{part}_attn.proj", width, width, bias=False),
             linear(f"double_blocks.{n}.{part}_mlp.0", 6 * width, width, bias=False),
             linear(f"double_blocks.{n}.{part}_mlp.2", width, 3 * width, bias=False),
-            {f"double_blocks.{n}.{part}_attn.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"double_blocks.{n}.{part}_attn.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
         )
         for n in range(2)
         for part in ("img", "txt")
@@ -103,7 +103,7 @@ def flux2(width=32, head=16, text=24, channels=4):
         join(
             linear(f"single_blocks.{n}.linear1", 9 * width, width, bias=False),
             linear(f"single_blocks.{n}.linear2", width, 4 * width, bias=False),
-            {f"single_blocks.{n}.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"single_blocks.{n}.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
         )
         for n in range(2)
     ]
@@ -165,11 +165,15 @@ def wan(width=128, text=24, hidden=48, channels=4, image=False):
     blocks = [
         join(
             *(
-                linear(f"blocks.{n}.{kind}_attn.{part}", width, width)
-                for kind in ("self", "cross")
+                linear(f"blocks.{n}.{module}_attn.{part}", width, width)
+                for module in ("self", "cross")
                 for part in attention
             ),
-            {f"blocks.{n}.{kind}_attn.norm_{letter}.weight": (width,) for kind in ("self", "cross") for letter in "qk"},
+            {
+                f"blocks.{n}.{module}_attn.norm_{letter}.weight": (width,)
+                for module in ("self", "cross")
+                for letter in "qk"
+            },
             *(linear(f"blocks.{n}.cross_attn.{letter}_img", width, width) for letter in ("k", "v") if image),
             {f"blocks.{n}.cross_attn.norm_k_img.weight": (width,)} if image else {},
             {f"blocks.{n}.norm3.weight": (width,), f"blocks.{n}.norm3.bias": (width,)},
@@ -180,10 +184,10 @@ def wan(width=128, text=24, hidden=48, channels=4, image=False):
         for n in range(2)
     ]
     from_image = join(
-        {f"img_emb.proj.0.{kind}": (20,) for kind in ("weight", "bias")},
+        {f"img_emb.proj.0.{suffix}": (20,) for suffix in ("weight", "bias")},
         linear("img_emb.proj.1", 20, 20),
         linear("img_emb.proj.3", width, 20),
-        {f"img_emb.proj.4.{kind}": (width,) for kind in ("weight", "bias")},
+        {f"img_emb.proj.4.{suffix}": (width,) for suffix in ("weight", "bias")},
     )
     return join(
         {"patch_embedding.weight": (width, channels, 1, 2, 2), "patch_embedding.bias": (width,)},
@@ -209,7 +213,7 @@ def z_image(width=256, text=24, channels=4, head=128):
             {f"{name}.attention.{letter}_norm.weight": (head,) for letter in "qk"},
             {f"{name}.feed_forward.w{n}.weight": (hidden, width) for n in (1, 3)},
             {f"{name}.feed_forward.w2.weight": (width, hidden)},
-            {f"{name}.{kind}_norm{n}.weight": (width,) for kind in ("attention", "ffn") for n in (1, 2)},
+            {f"{name}.{module}_norm{n}.weight": (width,) for module in ("attention", "ffn") for n in (1, 2)},
             linear(f"{name}.adaLN_modulation.0", 4 * width, min(width, 256)) if modulated else {},
         )
 
@@ -241,7 +245,7 @@ def lumina2(width=96, kv=48, head=24, text=24, channels=4):
             {f"{name}.attention.{letter}_norm.weight": (head,) for letter in "qk"},
             {f"{name}.feed_forward.w{n}.weight": (hidden, width) for n in (1, 3)},
             {f"{name}.feed_forward.w2.weight": (width, hidden)},
-            {f"{name}.{kind}_norm{n}.weight": (width,) for kind in ("attention", "ffn") for n in (1, 2)},
+            {f"{name}.{module}_norm{n}.weight": (width,) for module in ("attention", "ffn") for n in (1, 2)},
             linear(f"{name}.adaLN_modulation.1", 4 * width, width) if modulated else {},
         )
 
@@ -283,7 +287,7 @@ def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
         linear(f"{refiner}.mlp.fc1", 4 * width, width),
         linear(f"{refiner}.mlp.fc2", width, 4 * width),
         linear(f"{refiner}.adaLN_modulation.1", 2 * width, width),
-        {f"{refiner}.norm{n}.{kind}": (width,) for n in (1, 2) for kind in ("weight", "bias")},
+        {f"{refiner}.norm{n}.{suffix}": (width,) for n in (1, 2) for suffix in ("weight", "bias")},
         _mlp_embedder("time_in", width, 256),
         _mlp_embedder("guidance_in", width, 256),
         _embedder("vector_in", width, pooled),

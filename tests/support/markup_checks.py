@@ -142,7 +142,7 @@ def make_named(name):
         selection=replace(report.selection, patterns=[name]),
         formats={name: next(iter(report.formats.values()))},
         findings=[finding],
-        groups={kind: {name: next(iter(of.values()))} for kind, of in report.groups.items()},
+        groups={grouping: {name: next(iter(of.values()))} for grouping, of in report.groups.items()},
         not_compared=[lost],
         tool=replace(report.tool, version=name),
         run=replace(report.run, command=[name], device=name, started=name, torch=name),

@@ -215,16 +215,16 @@ def run(function, args, kwargs):
     return _wrap(made, given, target)
 
 
-def _take_raw(value, found):
-    """Replace tensors of the device by their values; add all tensors to ``found``."""
+def _take_raw(value, tensors):
+    """Replace tensors of the device by their values; add all tensors to ``tensors``."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
         return value.raw if isinstance(value, DeviceTensor) else value
     if isinstance(value, (list, tuple)):
-        made = [_take_raw(item, found) for item in value]
+        made = [_take_raw(item, tensors) for item in value]
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict):
-        return {key: _take_raw(item, found) for key, item in value.items()}
+        return {key: _take_raw(item, tensors) for key, item in value.items()}
     return value
 
 

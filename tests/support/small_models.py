@@ -58,9 +58,9 @@ def save_model(name: str, folder: Path, shard: str = "50GB", **changed: int) -> 
     """Save a model with large random weights, so that errors are visible, in float32; ``changed`` edits its config."""
     import transformers
 
-    kind, fields = MODELS[name]
+    class_name, fields = MODELS[name]
     torch.manual_seed(0)
-    model = auto_of(name).from_config(getattr(transformers, kind)(**fields | changed)).eval()
+    model = auto_of(name).from_config(getattr(transformers, class_name)(**fields | changed)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
