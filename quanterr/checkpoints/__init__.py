@@ -39,7 +39,7 @@ from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, strip_credentials
 from quanterr.util.platform import with_slashes
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 __all__ = [
     "Checkpoint",
@@ -215,7 +215,7 @@ def _find_denoiser(folder: Place) -> str | None:
     if len(denoisers) > 1:
         raise UsageError(
             f"{display(str(folder))}: a pipeline with several denoisers, choose one of "
-            f"{listed([str(folder / name) for name in denoisers])}"
+            f"{itemize([str(folder / name) for name in denoisers])}"
         )
     return denoisers[0] if denoisers else None
 
@@ -245,7 +245,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     if not all(map(ADAPTER.match, candidates)):
         candidates = [name for name in candidates if not ADAPTER.match(name)]
     if not candidates:
-        seen = f"it holds {listed(names)}" if names else "it is empty"
+        seen = f"it holds {itemize(names)}" if names else "it is empty"
         kinds = ", ".join(
             f"*{suffix}" for suffix in (INDEX_SUFFIX, *SUFFIXES, PICKLE_INDEX_SUFFIX, *PICKLES, onnx_file.SUFFIX)
         )
@@ -258,7 +258,7 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     series = {(match["stem"], match["total"], match["suffix"]) for match in shards if match}
     if None in shards or len(series) != 1 or len(candidates) > int(next(iter(series))[1]):
         candidates += [f"{name}/" for name in DENOISERS if name in names and PIPELINE in names]
-        raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {listed(candidates, 20)}")
+        raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {itemize(candidates, 20)}")
     return "folder", _list_series(folder, *series.pop()), None
 
 
@@ -305,7 +305,7 @@ def _require_shards(folder: Place, names: list[str]) -> None:
     missing = find_missing(folder, names)
     if missing:
         raise CheckpointError(
-            f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {listed(missing, 20)}"
+            f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {itemize(missing, 20)}"
         )
 
 
@@ -346,7 +346,7 @@ def _open_files(
             unnamed = _find_unnamed(paths, stored)
             if unnamed:
                 notes.append(
-                    f"{display(given)}: index does not name {listed(unnamed)}, which "
+                    f"{display(given)}: index does not name {itemize(unnamed)}, which "
                     f"{'is' if len(unnamed) == 1 else 'are'} in the same folder; ignored"
                 )
             notes += _check_size(index.total_size, entries, display(given))
@@ -397,7 +397,7 @@ def _add(entries: dict[str, Entry], new_entries: Iterable[Entry]) -> None:
     for entry in new_entries:
         if entry.name in entries:
             first = entries[entry.name].file
-            raise CheckpointError(f"{listed([entry.name])} is in {first} and in {entry.file}")
+            raise CheckpointError(f"{itemize([entry.name])} is in {first} and in {entry.file}")
         entries[entry.name] = entry
 
 
@@ -449,7 +449,7 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
         if name not in entries or entries[name].file.path.name != shard:
             raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
     unlisted = [name for name in entries if name not in index]
-    return [f"{given}: index does not list {listed(unlisted)}; compared anyway"] if unlisted else []
+    return [f"{given}: index does not list {itemize(unlisted)}; compared anyway"] if unlisted else []
 
 
 def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[str]:
@@ -480,7 +480,7 @@ def _note_twins(names: Iterable[str], given: str) -> list[str]:
         other = first.setdefault(looks, name)
         if other is not name:
             twins.append(f"{other!a} and {name!a}")
-    return [f"{given}: names that differ only by case or in how accents are stored: {listed(twins)}"] if twins else []
+    return [f"{given}: names that differ only by case or in how accents are stored: {itemize(twins)}"] if twins else []
 
 
 def _read_configs(

@@ -32,7 +32,7 @@ from quanterr.checkpoints.base import DTYPE_BITS, CheckpointFile, Entry, check_l
 from quanterr.checkpoints.onnx_wire import Node, Parser, StoredTensor
 from quanterr.checkpoints.places import Place, open_file
 from quanterr.errors import CheckpointError
-from quanterr.util.text import display, listed, parse_digits
+from quanterr.util.text import display, itemize, parse_digits
 
 SUFFIX = ".onnx"
 # The dtype of each type of a tensor, from 0 on; "-" has none.
@@ -200,7 +200,7 @@ class _Reader:
             if name not in taken and name not in constants and (PARAMETER.fullmatch(name) or self._may_be_weight(name)):
                 yield self._make_entry(OPERATOR.sub(".", QUANTIZED.sub("", name)), name)
         if repeated := [name for name in self.graph.repeated if name in names]:
-            self.notes.append(f"{self.file}: two branches have {listed(repeated)}; the first is read")
+            self.notes.append(f"{self.file}: two branches have {itemize(repeated)}; the first is read")
 
     def _may_be_weight(self, name: str) -> bool:
         """Return whether a tensor without the name of a parameter may be the weight of an operator unknown here."""

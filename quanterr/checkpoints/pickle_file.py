@@ -23,7 +23,7 @@ from quanterr.checkpoints import pickle_program
 from quanterr.checkpoints.base import DTYPE_BITS, MAX_TENSORS, CheckpointFile, Entry, check_lengths
 from quanterr.checkpoints.pickle_program import Name, Record, Storage, StoredTensor
 from quanterr.errors import CheckpointError
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 ZIP_START, LEGACY_START = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."  # first bytes
 LOCAL_HEADER = 30  # bytes before the name of a member
@@ -197,7 +197,7 @@ def _find_weights(file: CheckpointFile, content: Any, notes: list[str]) -> dict[
         if key in holding:
             rest = [str(other) for other in holding if other != key and other not in TRAINING_KEYS]
             if rest:
-                notes.append(f"{file}: read are the tensors under {display(key)}; not those under {listed(rest)}")
+                notes.append(f"{file}: read are the tensors under {display(key)}; not those under {itemize(rest)}")
             return _find_weights(file, content[key], notes) if len(holding) == 1 else content[key]
     return {key: value for key, value in content.items() if key not in TRAINING_KEYS}
 

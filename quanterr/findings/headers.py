@@ -17,7 +17,7 @@ from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.pairing.views import find_whole
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 NUMBER = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\d+e[-+]?\d+|(?<=\.)\d+(?=\.)")  # a fraction, or the number of a block
 
@@ -34,7 +34,7 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
     """Report labels, rotations and a method that the weights of a checkpoint contradict."""
     labels = contents.labels
     if labels.orphans:
-        message = f"the header{contents.whose} labels layers that are not stored: {listed(list(labels.orphans))}"
+        message = f"the header{contents.whose} labels layers that are not stored: {itemize(list(labels.orphans))}"
         yield make_finding("label_without_layer", "warning", None, message)
     if not contents.is_alone:  # such a checkpoint is correct, but its weights are not comparable with the original's
         fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.weights])
@@ -75,7 +75,7 @@ def check_unused_scales(contents: Contents) -> Iterator[Finding]:
         return  # a name that ends in scale is then an ordinary parameter
     if names := contents.pairing.names_with_unused_scale:
         layer = names[0] if len(names) == 1 else None
-        whose = f"{display(names[0])} is" if layer else f"{count(len(names), 'weight')} ({listed(names, 3)}) are"
+        whose = f"{display(names[0])} is" if layer else f"{count(len(names), 'weight')} ({itemize(names, 3)}) are"
         message = f"{whose} not quantized but {'has' if layer else 'have'} a scale of 1, which was ignored"
         yield make_finding("dummy_scale", "warning", layer, message, layers=names)
 
@@ -86,7 +86,7 @@ def check_buffers(contents: Contents) -> Iterator[Finding]:
     if computed := [leftover.name for leftover in contents.leftovers if leftover.reason == COMPUTED]:
         message = (
             f"only the {contents.side} checkpoint stores {count(len(computed), 'tensor')} that the model computes: "
-            f"{listed(computed, 3)}; the stored values equal the computed ones"
+            f"{itemize(computed, 3)}; the stored values equal the computed ones"
         )
         yield make_finding("computed_buffer", "info", None, message, tensors=computed)
 
@@ -97,7 +97,7 @@ def check_reordered(comparison: Comparison) -> Iterator[Finding]:
     if routers := list(comparison.pairing.reordered):
         message = (
             f"the experts of {count(len(routers), 'block')} are in another order, and so are the rows of their "
-            f"routers ({listed(routers, 3)}): the function is the same, and the comparison undoes that"
+            f"routers ({itemize(routers, 3)}): the function is the same, and the comparison undoes that"
         )
         remedy = "nothing, unless adapters or tools name experts by number"
         yield make_finding("permuted", "info", None, message, remedy, layers=routers)
@@ -125,7 +125,7 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
     for (side, reason), names in group_omissions(comparison.pairing.leftovers).items():
         message = (
             f"{count(len(names), 'tensor')} of the {side} checkpoint are not a part of this comparison: {reason}: "
-            f"{listed(names, 3)}"
+            f"{itemize(names, 3)}"
         )
         remedy = "compare the other file as well, if there is one"
         yield make_finding("omitted_parts", "info", None, message, remedy, tensors=names)
@@ -135,7 +135,7 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
 def check_plain_casts(contents: Contents) -> Iterator[Finding]:
     """Report FP8 weights that are read without a scale."""
     if casts := [stored.name for stored in contents.weights if stored.weight.encoding == "cast"]:
-        message = f"FP8 values of {count(len(casts), 'tensor')} are taken for casts without scale: {listed(casts, 3)}"
+        message = f"FP8 values of {count(len(casts), 'tensor')} are taken for casts without scale: {itemize(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
 
@@ -145,7 +145,7 @@ def check_bare_codes(contents: Contents) -> Iterator[Finding]:
     """Report codes that match no format because they lack a scale."""
     weights = [stored.weight for stored in contents.weights]
     if bare := [weight.name for weight in weights if weight.format == "verbatim" and weight.codes.dtype in CODE_DTYPES]:
-        yield make_finding("codes_without_scale", "warning", None, f"stored codes have no scale: {listed(bare)}")
+        yield make_finding("codes_without_scale", "warning", None, f"stored codes have no scale: {itemize(bare)}")
 
 
 @check("ambiguous_layout", needs=HEADERS, of=ALONE)
@@ -197,7 +197,7 @@ def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     for reasons in by_reason.values():
         names, reason = list(reasons), next(iter(reasons.values()))
         layer = names[0] if len(names) == 1 else None
-        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
+        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({itemize(names, 3)})"
         of_first = ", the first of them" if len(set(reasons.values())) > 1 else ""
         yield make_finding("ambiguous_layout", "warning", layer, f"{whose}{of_first}: {reason}", tensors=names)
 

@@ -22,7 +22,7 @@ from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, without_numbers
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 EXPERT_OUTLIER_FACTOR = 1e4  # factor from the median of the other experts; OUTLIER_FACTOR is for other weights
 DOUBTFUL_FACTOR = 8.0  # factor from the median of the others above which bounds from norms and weights are computed
@@ -73,7 +73,9 @@ def compare_with_neighbours(
         (equal, f"equal to the scale of the weight in {count(len(equal), 'tensor')}, unlike in others"),
     ):
         if descriptions:
-            message = f"activation scales of the {side} checkpoint are {what}: {listed(list(descriptions.values()), 3)}"
+            message = (
+                f"activation scales of the {side} checkpoint are {what}: {itemize(list(descriptions.values()), 3)}"
+            )
             yield make_finding("scale_unlike", "warning", None, message, REMEDY, tensors=list(descriptions))
 
 

@@ -11,7 +11,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.pairing.views import find_whole
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 BLOCK_NAME = re.compile(BLOCK_PREFIX)
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
@@ -89,6 +89,6 @@ def check_sizes(contents: Contents) -> Iterator[Finding]:
         if odd:
             yield report_model_mismatch(
                 f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide the rows of "
-                f"{listed(odd, 3)}",
+                f"{itemize(odd, 3)}",
                 odd,
             )

@@ -23,7 +23,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, without_numbers
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 TOKEN_ROLES = ("embedding", "head")  # rows of tokens that no text has may be zero or all the same
 MAX_LISTED_ROWS = 3
@@ -133,7 +133,7 @@ class ValueFindings:
             if descriptions := self._notes.get(fault):
                 names = list(descriptions)
                 labels = [f"{name} ({description})" for name, description in descriptions.items()]
-                message = f"{what} in {count(len(names), 'tensor')}: {listed(labels, 3)}"
+                message = f"{what} in {count(len(names), 'tensor')}: {itemize(labels, 3)}"
                 layer = names[0] if len(names) == 1 else None
                 yield make_finding(code, severity, layer, message, remedy, tensors=names)
         yield from self._constant.findings(reader)

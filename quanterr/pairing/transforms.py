@@ -34,7 +34,7 @@ from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 INPUT = "input"
 FUSED_LOCATIONS = ("weight_input", "weight_output")  # locations whose matrix is already part of the stored weight
@@ -217,7 +217,7 @@ class Transforms:
         transforms = [each for each in self._all if each.location == INPUT and each.is_of(weight.name, weight.shape)]
         if not transforms:
             return weight
-        named = listed([each.group for each in transforms], 3)
+        named = itemize([each.group for each in transforms], 3)
         if len(transforms) > 1:
             raise FormatMismatch(
                 f"config.json declares several transforms of its inputs, {named}, and not in which order: {REMEDY}"
@@ -241,7 +241,7 @@ class Transforms:
         if transform.matrix_type not in MATRIX_TYPES:
             raise FormatMismatch(
                 f"config.json declares {called} as {display(transform.matrix_type)}; known are "
-                f"{listed(list(MATRIX_TYPES))}: {REMEDY}"
+                f"{itemize(list(MATRIX_TYPES))}: {REMEDY}"
             )
         n = cols if transform.block is None else transform.block
         if not isinstance(n, int) or isinstance(n, bool) or n < 1 or cols % n:
@@ -282,7 +282,7 @@ class Transforms:
         if len(shared) > 1:
             raise FormatMismatch(
                 f"its inputs have the transform {display(transform.group)}; it stores no matrix, and could share any "
-                f"of {listed(shared, 3)}: {REMEDY}"
+                f"of {itemize(shared, 3)}: {REMEDY}"
             )
         return shared[0] if shared else None
 

@@ -26,7 +26,7 @@ from quanterr.evaluation.running.workload import CALLS, Workload, workload_of
 from quanterr.util.memory import is_out_of_memory
 from quanterr.util.platform import keep_freed_memory
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -222,8 +222,8 @@ class Denoiser:
             originals.layout = find_layout(model, self.config, originals.shapes, where)
             if unknown := sorted(originals.layout.unknown - MARKERS):
                 raise CheckpointError(
-                    f"{where}: {type(model).__name__} of the config has no {listed(unknown, 3)}; is this the config of "
-                    "another variant? Give the right one with --config FOLDER"
+                    f"{where}: {type(model).__name__} of the config has no {itemize(unknown, 3)}; is this the config "
+                    "of another variant? Give the right one with --config FOLDER"
                 )
         return originals.layout
 

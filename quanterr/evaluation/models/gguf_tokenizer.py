@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints.gguf_metadata import Value
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 KEY_PREFIX = "tokenizer."
 SPECIAL = {
@@ -115,7 +115,7 @@ class _Vocabulary:
         if unknown := [
             f"{KEY_PREFIX}ggml.{key}" for key, value in left.items() if (key, value) not in KEYS_WITHOUT_EFFECT.items()
         ]:
-            raise ValueError(f"{listed(unknown, 3)} may change tokens, and quanterr does not know how")
+            raise ValueError(f"{itemize(unknown, 3)} may change tokens, and quanterr does not know how")
         self.tokens = self._read_texts("tokens")
         types = self.keys.get("token_type", (NORMAL,) * len(self.tokens))
         if not isinstance(types, tuple) or len(types) != len(self.tokens):

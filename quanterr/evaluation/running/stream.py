@@ -21,7 +21,7 @@ from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.workload import CALLS
 from quanterr.util.memory import is_out_of_memory
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 try:
     from greenlet import getcurrent, greenlet
@@ -218,7 +218,7 @@ def open_stream(
     names = architecture.names(model, weights, stored)
     if missing := names.missing():
         raise CheckpointError(
-            f"{display(weights.checkpoint.path)}: lacks {listed(missing, 3)}, which the model of config.json has"
+            f"{display(weights.checkpoint.path)}: lacks {itemize(missing, 3)}, which the model of config.json has"
         )
     given: dict[int, Mapping[str, object]] = {}
     for n, batch in batches.items():

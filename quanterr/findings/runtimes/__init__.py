@@ -12,7 +12,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.judging import RUNTIMES
 from quanterr.findings.runtimes.model import TensorRule
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 RULES = tuple(rule for runtime in RUNTIMES for rule in runtime.tensors)
 
@@ -28,7 +28,7 @@ def check_runtimes(contents: Contents) -> Iterator[Finding]:
 def _report(rule: TensorRule, entries: list[Entry]) -> Finding:
     message = (
         f"{rule.runtime} expects {rule.expects}, and {rule.fails}: {count(len(entries), 'tensor')}: "
-        f"{listed([f'{entry.name} ({entry.dtype} {list(entry.shape)})' for entry in entries], 3)}"
+        f"{itemize([f'{entry.name} ({entry.dtype} {list(entry.shape)})' for entry in entries], 3)}"
     )
     remedy = "store them as expected if this runtime is to load the file"
     names = [entry.name for entry in entries]

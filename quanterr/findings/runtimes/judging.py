@@ -19,7 +19,7 @@ from quanterr.findings.runtimes import (
     vllm,
 )
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, list_unread
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 RUNTIMES: Sequence[Runtime] = (
     transformers.RUNTIME,
@@ -134,7 +134,7 @@ def _judge_tensors(runtime: Runtime, contents: Contents) -> Iterator[LoadingReas
     for rule in runtime.tensors:
         if entries := rule.find(contents):
             names = [entry.name for entry in entries]
-            message = f"expects {rule.expects}, and {rule.fails}: {count(len(names), 'tensor')}: {listed(names, 3)}"
+            message = f"expects {rule.expects}, and {rule.fails}: {count(len(names), 'tensor')}: {itemize(names, 3)}"
             yield LoadingReason(rule.effect, message, rule.place, names)
 
 
@@ -150,7 +150,7 @@ def _judge_weights(runtime: Runtime, contents: Contents, named: Collection[str])
     if unread := [name for name in list_unread(contents) if name not in named]:
         names_by_reason[NOT_KNOWN, "quanterr reads these in no format", ""] = unread
     for (effect, message, place), names in names_by_reason.items():
-        shown = f"{message}: {count(len(names), 'weight')}: {listed(names, 3)}"
+        shown = f"{message}: {count(len(names), 'weight')}: {itemize(names, 3)}"
         yield LoadingReason(effect, shown, place, names)
 
 

@@ -15,7 +15,7 @@ from quanterr.findings.runtimes.classes import LLAMA_CPP, NEWER_THAN_OLLAMA, OLL
 from quanterr.findings.runtimes.conditions import check_repacked
 from quanterr.findings.runtimes.llama_cpp import OF_BOTH, TYPES, check_file
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, is_one_of, leave_open, refuse, words
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 READING = "convert/reader_safetensors.go"
 READ = frozenset({"F32", "F16", "BF16", "F8_E4M3", "U8"})  # the dtypes that its converter reads
@@ -33,7 +33,7 @@ def check_gguf(contents: Contents) -> Iterator[LoadingReason]:
         return
     yield from check_file(contents, {name: keys for name, keys in LLAMA_CPP.items() if name not in NEWER_THAN_OLLAMA})
     if names := [stored.name for stored in contents.weights if stored.weight.format in OPEN]:
-        message = f"is built with llama.cpp b10488, which may not know this type: {listed(names, 3)}"
+        message = f"is built with llama.cpp b10488, which may not know this type: {itemize(names, 3)}"
         yield leave_open(message, "LLAMA_CPP_VERSION", names)
 
 
@@ -54,7 +54,7 @@ def check_conversion(contents: Contents) -> Iterator[LoadingReason]:
     if others:
         layers = [stored.name for stored in others]
         message = (
-            f"does not convert {count(len(layers), 'weight')} of {others[0].weight.codes.dtype}: {listed(layers, 3)}"
+            f"does not convert {count(len(layers), 'weight')} of {others[0].weight.codes.dtype}: {itemize(layers, 3)}"
         )
         yield refuse(f"{message}: unknown data type", f"{READING}: safetensor.WriteTo", layers)
 
@@ -65,7 +65,7 @@ def check_floats(contents: Contents) -> Iterator[LoadingReason]:
         return
     of_fp8 = [stored for stored in contents.weights if stored.weight.codes.dtype == "F8_E4M3"]
     if names := [stored.name for stored in of_fp8 if stored.weight.format != "fp8_block"]:
-        message = f"converts FP8 with scales of blocks alone, not {count(len(names), 'weight')}: {listed(names, 3)}"
+        message = f"converts FP8 with scales of blocks alone, not {count(len(names), 'weight')}: {itemize(names, 3)}"
         yield refuse(f"{message}: missing fp8 block size metadata", f"{READING}: parseSafetensors", names)
 
 

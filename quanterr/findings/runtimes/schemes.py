@@ -6,7 +6,7 @@ from quanterr.documents.loading import LoadingReason
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.runtimes.model import leave_open, words
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 # packing_format of AutoRound → what it stores; the first is its default.
 ROUNDED = {"auto_round:auto_gptq": words("gptq gptq_v2"), "auto_round:auto_awq": words("awq_gemm")}
@@ -23,7 +23,7 @@ def check_rounded(contents: Contents, place: str) -> Iterator[LoadingReason]:
         stored.name for stored in contents.weights if stored.weight.has_codes and stored.weight.format not in formats
     ]
     if others:
-        message = f"no rule covers {display(packing)} of AutoRound for {listed(others, 3)}"
+        message = f"no rule covers {display(packing)} of AutoRound for {itemize(others, 3)}"
         yield leave_open(message, place)
 
 
@@ -52,7 +52,7 @@ def check_quark(contents: Contents, has_scheme: Callable[[JsonFields], bool], la
         yield leave_open("no rule covers experts that Quark quantizes", f"{layers}quark/")
     odd = [stored for stored in contents.weights if stored.weight.has_codes and not _has_quark_shape(stored)]
     if odd:
-        message = f"no rule covers scales of these shapes: {listed([stored.name for stored in odd], 3)}"
+        message = f"no rule covers scales of these shapes: {itemize([stored.name for stored in odd], 3)}"
         yield leave_open(message, f"{layers}quark/schemes/: create_weights")
 
 

@@ -33,7 +33,7 @@ from quanterr.findings.runtimes.model import (
 )
 from quanterr.findings.runtimes.schemes import ROUNDED, check_quark, check_rounded
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 LAYERS = "srt/layers/quantization/"
 METHODS = words(
@@ -65,7 +65,7 @@ def check_rounded_limits(contents: Contents) -> Iterator[LoadingReason]:
         stored.name for stored in of_gptq if MARLIN.find_excess(stored.weight, declarations.of(stored.weight.name))
     ]
     if contents.labels.method == "auto-round" and others:
-        message = f"no rule covers these bits, groups or zero points: {listed(others, 3)}"
+        message = f"no rule covers these bits, groups or zero points: {itemize(others, 3)}"
         yield leave_open(message, LAYERS + "auto_round.py: AutoRoundConfig.apply_gptq_quant_layer", others)
 
 

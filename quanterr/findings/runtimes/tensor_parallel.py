@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from quanterr.documents.loading import LoadingReason
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.runtimes.model import WHOLE_ROW, find_group_size, refuse, words
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 BY_COLUMNS = words("o_proj out_proj down_proj wo w2 c_proj fc2 dense_4h_to_h")  # modules whose inputs are split
 BY_ROWS = words("q_proj k_proj v_proj gate_proj up_proj w1 w3 fc1 dense_h_to_4h")
@@ -33,10 +33,10 @@ def find_cuts(contents: Contents, devices: int) -> Iterator[LoadingReason]:
     cut_blocks = [stored.name for stored in contents.weights if _cuts_blocks(stored, devices)]
     among = f" among {devices} devices" if devices > 1 else ""
     if cut_groups:
-        message = f"would cut groups of columns{among}: {count(len(cut_groups), 'weight')}: {listed(cut_groups, 3)}"
+        message = f"would cut groups of columns{among}: {count(len(cut_groups), 'weight')}: {itemize(cut_groups, 3)}"
         yield refuse(f"{message}: ValueError", GROUPS, cut_groups)
     if cut_blocks:
-        message = f"would cut blocks of rows{among}: {count(len(cut_blocks), 'weight')}: {listed(cut_blocks, 3)}"
+        message = f"would cut blocks of rows{among}: {count(len(cut_blocks), 'weight')}: {itemize(cut_blocks, 3)}"
         yield refuse(f"{message}: ValueError", BLOCKS, cut_blocks)
 
 

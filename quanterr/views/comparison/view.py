@@ -52,7 +52,7 @@ from quanterr.outputs.sections import (
     Whole,
     fill,
 )
-from quanterr.util.text import count, display, listed, size
+from quanterr.util.text import count, display, itemize, size
 from quanterr.views.comparison.failed_gates import describe_failed_gates, list_judged_failures
 from quanterr.views.comparison.layers import (
     BUCKETS,
@@ -170,7 +170,7 @@ def conclusion(report: Report) -> str:
     if report.reasons and not (report.layers or report.lossless or report.other_changes):
         return sentence(report.reasons[0])
     damaged, missing = sorted(_list_damaged(report)), len({row.layer_name for row in report.not_compared})
-    parts = [f"{count(len(damaged), 'layer')} damaged ({listed(damaged, NAMED)})"] if damaged else []
+    parts = [f"{count(len(damaged), 'layer')} damaged ({itemize(damaged, NAMED)})"] if damaged else []
     parts += [f"{missing:,} not compared"] if missing else []
     return ", ".join(parts) or sentence(report.reasons[0] if report.reasons else "no reason given")
 

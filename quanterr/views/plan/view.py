@@ -29,7 +29,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed, size
+from quanterr.util.text import count, display, itemize, size
 from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import make_view
 
@@ -83,7 +83,7 @@ def _summarize(plan: Plan) -> Iterator[str]:
     yield _count_recipes(plan)
     kept = _list_kept(plan)
     if kept:
-        yield f"as in the original: {listed([layer.layer_name for layer in kept], MAX_SUMMARIZED)}"
+        yield f"as in the original: {itemize([layer.layer_name for layer in kept], MAX_SUMMARIZED)}"
     total = plan.cost or 1.0
     worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:MAX_SUMMARIZED]
     for layer in worst:
