@@ -99,7 +99,9 @@ def wan_vace():
     """Return Wan's names together with those of VACE."""
     shapes = wan(image=True)
     blocks = {"vace_" + name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
-    more = {f"vace_blocks.0.{word}_proj.{kind}": (8, 8) for word in ("before", "after") for kind in ("weight", "bias")}
+    more = {
+        f"vace_blocks.0.{word}_proj.{ending}": (8, 8) for word in ("before", "after") for ending in ("weight", "bias")
+    }
     return shapes | blocks | more
 
 
@@ -220,9 +222,9 @@ def without_kinds(rows):
     """Leave out .weight and .bias where a tensor and its pieces have the same one, and names that stay as they are."""
     stems, names = {}, {}
     for name, pieces in rows.items():
-        stem, _, kind = name.rpartition(".")
-        same = [re.sub(rf"\.{kind}(?=:|$)", "", piece) for piece in pieces]
-        if kind in ("weight", "bias") and all(piece != bare for piece, bare in zip(pieces, same, strict=True)):
+        stem, _, ending = name.rpartition(".")
+        same = [re.sub(rf"\.{ending}(?=:|$)", "", piece) for piece in pieces]
+        if ending in ("weight", "bias") and all(piece != bare for piece, bare in zip(pieces, same, strict=True)):
             assert stems.setdefault(stem, same) == same, name
             names[stem] = same
         else:

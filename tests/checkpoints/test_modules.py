@@ -21,7 +21,7 @@ def model(folder, tensors=OF_TRANSFORMER, dense=DENSE, modules=None):
     """Write a model with a pooling and dense layers behind it."""
     store(folder, tensors, config={"model_type": "gemma3_text"})
     listed = [("", "Transformer"), ("1_Pooling", "Pooling"), *((name, "Dense") for name in dense)]
-    named = [{"idx": n, "path": path, "type": TYPE + kind} for n, (path, kind) in enumerate(listed)]
+    named = [{"idx": n, "path": path, "type": TYPE + name} for n, (path, name) in enumerate(listed)]
     (folder / "modules.json").write_text(json.dumps(named if modules is None else modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text("{}")

@@ -130,7 +130,7 @@ def test_numbers_stored_one_by_one_are_those_of_their_type(tmp_path):
         "a.l": (INT64, [1], (field(7, -3),)),
     }
     path = save_model(
-        tmp_path / "x.onnx", [], [tensor(name, kind, s, None, *m) for name, (kind, s, m) in numbers.items()]
+        tmp_path / "x.onnx", [], [tensor(name, dtype, s, None, *m) for name, (dtype, s, m) in numbers.items()]
     )
     with open_checkpoint(path) as checkpoint:
         values = {name: entry.read() for name, entry in checkpoint.entries.items()}
@@ -316,10 +316,10 @@ def test_tensors_that_follow_from_each_other_in_a_circle_end(tmp_path):
     assert {"a.weight"} == names(save_model(tmp_path / "x.onnx", nodes, [WEIGHT]))
 
 
-@pytest.mark.parametrize("kind", ["nbits", "linear"])
-def test_changed_bytes_never_end_in_another_error(kind, tmp_path):
+@pytest.mark.parametrize("case", ["nbits", "linear"])
+def test_changed_bytes_never_end_in_another_error(case, tmp_path):
     """The fuzzer changes many more bytes than this."""
-    given = (GOLDEN / f"onnx_{kind}" / "onnxruntime.onnx").read_bytes()
+    given = (GOLDEN / f"onnx_{case}" / "onnxruntime.onnx").read_bytes()
     random, path = Random(7), tmp_path / "y.onnx"
     for _ in range(25):
         raw = bytearray(given)

@@ -51,20 +51,20 @@ def as_safetensors(folder, tensors):
     return read(write(folder / "plain.safetensors", {name: tensor.clone() for name, tensor in tensors.items()}))
 
 
-@pytest.mark.parametrize("kind", ["zip", "legacy", "new dtypes", "OrderedDict", "parameters", "wrapped", "protocol 4"])
-def test_tensors_are_those_of_the_file(kind, tmp_path):
-    tensors = state((torch.float32, *NEW_DTYPES)) if kind == "new dtypes" else state()
+@pytest.mark.parametrize("case", ["zip", "legacy", "new dtypes", "OrderedDict", "parameters", "wrapped", "protocol 4"])
+def test_tensors_are_those_of_the_file(case, tmp_path):
+    tensors = state((torch.float32, *NEW_DTYPES)) if case == "new dtypes" else state()
     content, options = tensors, {}
-    if kind == "legacy":
+    if case == "legacy":
         options = {"_use_new_zipfile_serialization": False}
-    elif kind == "OrderedDict":
+    elif case == "OrderedDict":
         content = collections.OrderedDict(tensors)
         content._metadata = {"": {"version": 1}}
-    elif kind == "parameters":
+    elif case == "parameters":
         content = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
-    elif kind == "wrapped":
+    elif case == "wrapped":
         content = {"epoch": 3, "state_dict": tensors, "optimizer": {"state": {0: {"m": torch.zeros(3)}}}}
-    elif kind == "protocol 4":
+    elif case == "protocol 4":
         options = {"pickle_protocol": 4}
 
     assert as_safetensors(tmp_path, tensors) == read(save(tmp_path / "model.bin", content, **options))
@@ -127,7 +127,7 @@ def test_member_at_the_place_of_another_is_refused(tmp_path):
 
 
 def test_tensors_of_torchao_are_read(tmp_path):
-    original, expected = (load_file(GOLDEN / f"torchao{kind}.safetensors") for kind in ("", ".expected"))
+    original, expected = (load_file(GOLDEN / f"torchao{ending}.safetensors") for ending in ("", ".expected"))
     report = quanterr.compare(GOLDEN / "torchao.safetensors", GOLDEN / "torchao.bin", device="cpu")
 
     assert {"torchao_int8", "torchao_fp8"} == {layer.format for layer in report.layers}

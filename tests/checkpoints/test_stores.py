@@ -94,17 +94,17 @@ class TestVersions:
         ((), TagKind.OTHER, None),
     )
 
-    @pytest.mark.parametrize(("stated", "kind", "condition"), KINDS)
-    def test_servers_get_a_condition_that_they_can_check(self, server, stated, kind, condition):
+    @pytest.mark.parametrize(("stated", "tag_kind", "condition"), KINDS)
+    def test_servers_get_a_condition_that_they_can_check(self, server, stated, tag_kind, condition):
         server.versions = stated
         conditions = []
         server.faults.append(lambda h, *_: conditions.append({k for k in h.headers if k.startswith("If-")}))
         version, content = answer_known(at(server))
 
-        assert (right(), len(BYTES), kind) == (content, version.size, version.tag_kind)
+        assert (right(), len(BYTES), tag_kind) == (content, version.size, version.tag_kind)
         assert [set(), {condition} - {None}] == conditions
 
-    @pytest.mark.parametrize("stated", [stated for stated, kind, _ in KINDS if stated])
+    @pytest.mark.parametrize("stated", [stated for stated, tag_kind, _ in KINDS if stated])
     @pytest.mark.parametrize("holds", [True, False], ids=["refused", "sent"])
     def test_replaced_file_is_an_error(self, server, folder, stated, holds):
         server.versions = stated

@@ -14,8 +14,8 @@ MIXED = [name for name, file in FILES.items() if file["other_bits"]]
 EXCLUDED, LEFT = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 
 
-def declare(name, kind):
-    return Declarations(*find_quantization_config(FILES[name]["declared"][kind]))
+def declare(name, case):
+    return Declarations(*find_quantization_config(FILES[name]["declared"][case]))
 
 
 def is_quantized(declarations, module):
@@ -55,7 +55,7 @@ def test_module_that_another_run_quantized_is_declared(name):
 @pytest.mark.parametrize("name", MIXED)
 def test_other_bits_of_one_module_are_resolved(name):
     (module,) = FILES[name]["other_bits"]
-    right, alike = (declare(name, kind) for kind in ("right", "other_bits_undeclared"))
+    right, alike = (declare(name, case) for case in ("right", "other_bits_undeclared"))
 
     resolved, others = (
         [(scheme.number, scheme.bits) for scheme in map(declarations.of, (module, EXCLUDED))]

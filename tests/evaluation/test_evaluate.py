@@ -337,24 +337,24 @@ class TestOutputErrors:
         assert report.aggregate.weighted_snr_db is not None
 
     @pytest.mark.parametrize(
-        ("kind", "module", "name"),
+        ("model_type", "module", "name"),
         [
             ("llama", "model.layers.0.self_attn.o_proj", "model.layers.0.self_attn.o_proj.weight"),
             ("gpt2", "transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_fc.weight"),  # stored [in, out]
         ],
     )
-    def test_saliency_follows_the_input_variance(self, kind, module, name, tmp_path):
-        original, tokens, path = save_model(kind, tmp_path / "original"), ids(tmp_path), tmp_path / "s.json"
+    def test_saliency_follows_the_input_variance(self, model_type, module, name, tmp_path):
+        original, tokens, path = save_model(model_type, tmp_path / "original"), ids(tmp_path), tmp_path / "s.json"
         study(original, tokens=tokens, context=CONTEXT, saliency_out=path, saliency=5, **EXACTLY)
         inputs = []
-        model = auto_of(kind).from_pretrained(original, dtype=torch.float64).eval()
+        model = auto_of(model_type).from_pretrained(original, dtype=torch.float64).eval()
         model.get_submodule(module).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         with torch.inference_mode():
             model(input_ids=load_file(tokens)["ids"].view(-1, CONTEXT))
         variance = inputs[0].flatten(0, 1).double().var(0, correction=0)
         weight = model.get_submodule(module).weight.detach().double()
-        saliency = weight.square() * (variance[:, None] if kind == "gpt2" else variance)
-        columns = saliency.sum(1 if kind == "gpt2" else 0)
+        saliency = weight.square() * (variance[:, None] if model_type == "gpt2" else variance)
+        columns = saliency.sum(1 if model_type == "gpt2" else 0)
         salient = next(row for row in json.loads(path.read_text())["weights"] if row["layer_name"].endswith(name))
 
         assert columns.topk(max(round(len(columns) * 0.05), 1)).indices.tolist() == salient["columns"]

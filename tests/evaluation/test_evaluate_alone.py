@@ -238,9 +238,9 @@ def sides(tmp_path_factory):
     writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
     for key, value in (LLAMA_KEYS | golden["keys"]).items():
         if key != "general.architecture":
-            kind = gguf.GGUFValueType.get_type(value)
+            value_type = gguf.GGUFValueType.get_type(value)
             of = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
-            writer.add_key_value(key, value, kind, of)
+            writer.add_key_value(key, value, value_type, of)
     for name, tensor in load_tensors(folder / "original").items():
         writer.add_tensor(rename(name, LLAMA), convert("llama", name, tensor)[0].contiguous().numpy())
     writer.write_header_to_file()

@@ -20,7 +20,7 @@ RANK, ALPHA = 4, 2.0
 KINDS = {"peft": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 
 
-def adapter(tensors, names, kind, prefix, underscores=False):
+def adapter(tensors, names, program, prefix, underscores=False):
     """Return a LoRA for some weights as it is stored, and the merged weights."""
     generator = torch.Generator().manual_seed(5)
     stored, merged = {}, {key: value.float() for key, value in tensors.items()}
@@ -29,11 +29,11 @@ def adapter(tensors, names, kind, prefix, underscores=False):
         down = torch.randn(RANK, *weight.shape[1:], generator=generator) * 0.3
         up = torch.randn(weight.shape[0], RANK, *(1 for _ in weight.shape[2:]), generator=generator) * 0.3
         module = prefix + (name.replace(".", "_") if underscores else name)
-        first, second = KINDS[kind]
+        first, second = KINDS[program]
         stored |= {f"{module}.{first}.weight": down, f"{module}.{second}.weight": up}
-        if kind == "kohya":
+        if program == "kohya":
             stored[f"{module}.alpha"] = torch.tensor(ALPHA)
-        scale = ALPHA / RANK if kind == "kohya" else 1.0
+        scale = ALPHA / RANK if program == "kohya" else 1.0
         merged[f"{name}.weight"] = weight.float() + scale * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
     return stored, merged
 
@@ -66,14 +66,14 @@ STORED = ["double_blocks.0.img_attn.qkv", "single_blocks.1.linear1", "final_laye
 
 
 @pytest.mark.parametrize(
-    ("kind", "prefix", "underscores"),
+    ("program", "prefix", "underscores"),
     [("kohya", "lora_unet_", True), ("peft", "diffusion_model.", False), ("kohya", "", False)],
 )
-def test_lora_with_file_names_is_merged_into_both_sides(kind, prefix, underscores, flux, tmp_path):
+def test_lora_with_file_names_is_merged_into_both_sides(program, prefix, underscores, flux, tmp_path):
     folder, model, tensors, inputs = flux
-    stored, merged = adapter(tensors, STORED, kind, prefix, underscores)
+    stored, merged = adapter(tensors, STORED, program, prefix, underscores)
     save_file(stored | {"lora_te1_text_model.lora_down.weight": torch.ones(1, 1)}, tmp_path / "lora.safetensors")
-    _, other = adapter({key: value.bfloat16() for key, value in tensors.items()}, STORED, kind, prefix)
+    _, other = adapter({key: value.bfloat16() for key, value in tensors.items()}, STORED, program, prefix)
     convert = converter("FLUX.1")
     expected = error_of(
         model, "FLUX.1", *(convert(checkpoint=dict(side), config=dict(model.config)) for side in (merged, other))
@@ -151,10 +151,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_unsupported_lora_is_refused(kind, flux, tmp_path):
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsupported_lora_is_refused(case, flux, tmp_path):
     folder, _, _, inputs = flux
-    shapes, says = REFUSED[kind]
+    shapes, says = REFUSED[case]
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "lora.safetensors")
 
     with pytest.raises(UsageError, match=says):

@@ -62,12 +62,12 @@ def test_candidates_beside_a_reference_keep_their_names(tmp_path):
     assert {"quantized", "mine"} == {candidate.name for candidate in evaluation.candidates}
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_gguf_is_aligned_by_a_few_stored_rows(family, tmp_path, monkeypatch):
     """The stored rows of the original show that norms, and rows of q and k, have other values and another order."""
     monkeypatch.setattr(references, "MAX_WHOLE_BYTES", 256)
-    original, tokens = save_model(kind, tmp_path / "original"), ids(tmp_path, TOKENS)
-    path, _ = write(kind, original, GEMMA if kind == "gemma2" else LLAMA, tmp_path / "model.gguf")
+    original, tokens = save_model(family, tmp_path / "original"), ids(tmp_path, TOKENS)
+    path, _ = write(family, original, GEMMA if family == "gemma2" else LLAMA, tmp_path / "model.gguf")
     options = {"tokens": tokens, "context": CONTEXT}
     beside = quanterr.evaluate(original, [path], save_reference=tmp_path / "reference", **options)
     original.rename(tmp_path / "gone")

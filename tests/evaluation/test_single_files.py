@@ -217,10 +217,10 @@ def test_family_with_tensors_of_other_shapes_is_refused(tmp_path):
         )
 
 
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_unrecognized_model_is_refused(kind, tmp_path):
-    name, says = UNKNOWN[kind]
-    save_file({name: torch.ones(128 if kind == "FLUX without the rest" else 4, 4)}, tmp_path / "a.safetensors")
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unrecognized_model_is_refused(case, tmp_path):
+    name, says = UNKNOWN[case]
+    save_file({name: torch.ones(128 if case == "FLUX without the rest" else 4, 4)}, tmp_path / "a.safetensors")
     save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
 
     with pytest.raises(CheckpointError, match=says):

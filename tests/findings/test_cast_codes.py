@@ -27,26 +27,27 @@ def map_findings(report):
 KINDS = [(torch.float8_e4m3fn, "FP8 E4M3"), (torch.float8_e5m2, "FP8 E5M2"), (torch.int8, "INT8")]
 
 
-@pytest.mark.parametrize(("dtype", "kind"), KINDS)
-def test_cast_codes_are_one_finding(tmp_path, dtype, kind):
+@pytest.mark.parametrize(("dtype", "code_type"), KINDS)
+def test_cast_codes_are_one_finding(tmp_path, dtype, code_type):
     x, codes, _ = quantize(dtype)
     report = compare(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()})
 
     assert {("codes_without_scale", "error")} == map_findings(report).keys()
     (finding,) = map_findings(report).values()
-    assert f"hold {kind} codes as BF16 numbers, without their scales" in finding.message
+    assert f"hold {code_type} codes as BF16 numbers, without their scales" in finding.message
     assert NAMES == finding.evidence["layers"]
 
 
-@pytest.mark.parametrize(("dtype", "kind"), KINDS)
-def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, kind):
+@pytest.mark.parametrize(("dtype", "code_type"), KINDS)
+def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, code_type):
     x, codes, scales = quantize(dtype)
     report = compare(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()} | scales)
 
     assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == map_findings(report).keys()
     finding = map_findings(report)["wrong_convention", "error"]
     assert (
-        f"{kind} codes that were cast to BF16, without their scale, which is how it will be loaded" in finding.message
+        f"{code_type} codes that were cast to BF16, without their scale, which is how it will be loaded"
+        in finding.message
     )
     assert finding.evidence["snr_db"] < 0 < finding.evidence["snr_db_other"]
     assert "unquantized" not in finding.message

@@ -21,7 +21,9 @@ def change(folder, case, declared=None, tensors=None, drop=()):
     stored = load_file(case / "model.safetensors") | (tensors or {})
     path = store(folder / "y", {name: t for name, t in stored.items() if name not in drop}, config={"model_type": "x"})
     description = json.loads((case / DESCRIPTION).read_text()) | (declared or {})
-    (path / DESCRIPTION).write_text(json.dumps({name: kind for name, kind in description.items() if kind is not None}))
+    (path / DESCRIPTION).write_text(
+        json.dumps({name: declared_type for name, declared_type in description.items() if declared_type is not None})
+    )
     return path
 
 

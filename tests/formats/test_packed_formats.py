@@ -263,8 +263,8 @@ def test_bitsandbytes_codes_are_read_from_any_dtype(tmp_path, dtype):
     assert torch.equal(*values)
 
 
-def torchao(kind, **data):
-    return {"a.weight": json.dumps({"_type": kind, "_data": data}), "tensor_names": '["a.weight"]'}
+def torchao(class_name, **data):
+    return {"a.weight": json.dumps({"_type": class_name, "_data": data}), "tensor_names": '["a.weight"]'}
 
 
 def int8(rows=4, cols=64):

@@ -61,10 +61,10 @@ MEASURED = {
 }
 
 
-@pytest.mark.parametrize("kind", MEASURED)
-def test_real_models_are_within_the_usual_range(kind):
-    name, bits, columns = kind
+@pytest.mark.parametrize("case", MEASURED)
+def test_real_models_are_within_the_usual_range(case):
+    name, bits, columns = case
     weight = replace(store(bits, columns), scale=in_memory(torch.ones(4, 1)).codes)
     low, high = estimate_usual_snr(ROWS[name], [weight])
 
-    assert all(low <= snr_db <= high for snr_db in MEASURED[kind])
+    assert all(low <= snr_db <= high for snr_db in MEASURED[case])

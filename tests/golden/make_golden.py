@@ -520,9 +520,9 @@ def of_prefix(prefix: str, tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def describe(kind: str, **data: object) -> str:
+def describe(class_name: str, **data: object) -> str:
     """Return torchao's description of a tensor, as its header has it."""
-    return json.dumps({"_type": kind, "_data": data})
+    return json.dumps({"_type": class_name, "_data": data})
 
 
 def as_f4(codes: np.ndarray) -> Tensor:

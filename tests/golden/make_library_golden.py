@@ -161,16 +161,16 @@ def quanto() -> Iterator[Case]:
         return stored, {f"{name}.weight": weight.dequantize().float()}
 
     kinds = {"int8": [qint8], "float8": [qfloat8_e4m3fn, qfloat8_e5m2], "int4": [qint4], "int2": [qint2]}
-    for kind, weights in kinds.items():
+    for weight_type, weights in kinds.items():
         stored, values = {}, {}
-        shapes = ((3, 40),) if kind in ("int8", "float8") else ((3, 40), (7, 160), (5, 192), (6, 256), (3, 136))
+        shapes = ((3, 40),) if weight_type in ("int8", "float8") else ((3, 40), (7, 160), (5, 192), (6, 256), (3, 136))
         for number, qtype in enumerate(weights):
             for shape in shapes:
                 name = f"layer{number}_{shape[0]}x{shape[1]}"
-                more = layer(name, shape, torch.float16 if kind == "int4" else torch.bfloat16, qtype)
+                more = layer(name, shape, torch.float16 if weight_type == "int4" else torch.bfloat16, qtype)
                 stored, values = stored | more[0], values | more[1]
         how = f"quantize and freeze of {shapes}; read by QTensor.dequantize with scale and shift in float32"
-        yield f"quanto_{kind}/quanto_shapes", "optimum-quanto", stored, values, {}, how
+        yield f"quanto_{weight_type}/quanto_shapes", "optimum-quanto", stored, values, {}, how
 
 
 def torchao() -> Iterator[Case]:
@@ -225,12 +225,12 @@ def torchao() -> Iterator[Case]:
         return wide.dequantize()
 
     made = {
-        f"{kind}{bits}": IntxUnpackedToInt8Tensor.from_hp(
+        f"{symmetry}{bits}": IntxUnpackedToInt8Tensor.from_hp(
             x + 0.03, (1, 32 if bits % 2 else 192), getattr(torch, f"int{bits}"), mapping_type=mapping
         )
         for bits in range(1, 8)
-        for kind, mapping in (("symmetric", MappingType.SYMMETRIC), ("asymmetric", MappingType.ASYMMETRIC))
-        if (kind, bits) != ("symmetric", 1)
+        for symmetry, mapping in (("symmetric", MappingType.SYMMETRIC), ("asymmetric", MappingType.ASYMMETRIC))
+        if (symmetry, bits) != ("symmetric", 1)
     }
     how = "IntxUnpackedToInt8Tensor.from_hp of 1 to 7 bits, and dequantize with the scale in float32"
     yield "torchao_intx/torchao_bits", "torchao", *flat(made, read_intx), how

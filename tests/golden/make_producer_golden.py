@@ -113,10 +113,10 @@ def sdnq() -> None:
 def _plain(layer: str, stored: dict[str, Tensor], case: str, rows: int) -> str | None:
     """Return the format that reads codes of 8 bits with a scale for each row or for all."""
     codes, scale = stored[f"{layer}.weight"], stored[f"{layer}.scale"]
-    kind = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
-    if kind is None or f"{layer}.svd_up" in stored or case == "rotated":
+    dtype = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
+    if dtype is None or f"{layer}.svd_up" in stored or case == "rotated":
         return None
-    return {(rows, 1): f"{kind}_row", (1, 1): f"{kind}_tensor"}.get(tuple(scale.shape))
+    return {(rows, 1): f"{dtype}_row", (1, 1): f"{dtype}_tensor"}.get(tuple(scale.shape))
 
 
 def quark() -> None:
@@ -433,11 +433,11 @@ def qqq(layers: str) -> None:
     )
     given = {name: MagicMock() for name in missing} | {"np": numpy, "GroupedQuantLinear": Base, "CPU": "cpu"}
     wanted_names = ("_invert_permutation", "_unpack_uint4", "QQQLinear", "QQQTorchLinear")
-    kind = load(layers, *wanted_names, **given)["QQQTorchLinear"]
+    layer_class = load(layers, *wanted_names, **given)["QQQTorchLinear"]
     stored, values = {}, {}
     for name, rows, cols, size in (("channel", 128, 32, -1), ("groups", 64, 64, 32)):
         torch.manual_seed(rows)
-        layer = kind(4, size, False, True, cols, rows, register_buffers=False)
+        layer = layer_class(4, size, False, True, cols, rows, register_buffers=False)
         linear = nn.Linear(cols, rows, bias=False)
         grouped = linear.weight.data.view(rows, -1, size if size > 0 else cols)
         scales = grouped.abs().amax(2) / 7

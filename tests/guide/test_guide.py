@@ -96,9 +96,11 @@ class TestGuide:
 
 
 class TestExplain:
-    @pytest.mark.parametrize("kind", [*guide.KINDS, guide.list_formats], ids=lambda kind: kind.__name__)
-    def test_explain_knows_every_name(self, kind):
-        for entry in kind():
+    @pytest.mark.parametrize(
+        "list_entries", [*guide.KINDS, guide.list_formats], ids=lambda list_entries: list_entries.__name__
+    )
+    def test_explain_knows_every_name(self, list_entries):
+        for entry in list_entries():
             assert entry.text in guide.explain(entry.name)
 
     @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ MODULES = gguf_basic, gguf_codebook, gguf_ik, gguf_iq, gguf_k, gguf_low, gguf_tr
 DESCRIBED = sorted(
     name
     for module in MODULES
-    for kind in module.TYPES
-    for name, block in kind.blocks.items()
+    for block_type in module.TYPES
+    for name, block in block_type.blocks.items()
     if not block.rewrite and name not in ElementType.__members__
 )
 
@@ -214,14 +214,14 @@ def test_ggml_scales_equal_torch(monkeypatch, kernel, search, change, size):
 @every_kernel
 @pytest.mark.parametrize("importance", [None, normal(9, 256).abs()], ids=["", "importance"])
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("kind", superblocks.K_TYPES)
-def test_k_type_blocks_equal_torch(monkeypatch, kernel, kind, change, importance):
+@pytest.mark.parametrize("ggml_type", superblocks.K_TYPES)
+def test_k_type_blocks_equal_torch(monkeypatch, kernel, ggml_type, change, importance):
     x = change(normal(9, 256).view(9, 1, 256)).view(9, 256)
 
     def encode(choice):
         for module in (searches, superblocks, rounding):
             monkeypatch.setattr(module, "choose_kernel", lambda: library.KernelChoice(choice))
-        return superblocks.K_TYPES[kind](x, importance)
+        return superblocks.K_TYPES[ggml_type](x, importance)
 
     assert torch.equal(encode(None), encode(kernel))
 

@@ -66,16 +66,16 @@ EQUAL_SAMPLE = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], [0.0], [0.0])
 
 
-@pytest.mark.parametrize("kind", [Layer, Aggregate])
+@pytest.mark.parametrize("struct", [Layer, Aggregate])
 @pytest.mark.parametrize("predicts", PREDICTED)
-def test_declared_values_for_equal_sides_match_the_formulas(kind, predicts):
+def test_declared_values_for_equal_sides_match_the_formulas(struct, predicts):
     for scale in (1.0, 2.0):
         measured = Measurement(
             of_equal_sides(scale), attainable=EQUAL_SAMPLE, alpha=scale, predicts=predicts, layers=EQUAL_LAYERS
         )
-        values, nonfinite = compute_scores(kind, measured)
+        values, nonfinite = compute_scores(struct, measured)
         computed = {name: NONFINITE.get(nonfinite.get(name), value) for name, value in plain(values).items()}
-        declared = {name: score.equal for name, score in collect_scores(kind).items() if score.equal is not None}
+        declared = {name: score.equal for name, score in collect_scores(struct).items() if score.equal is not None}
         declared = {name: value for name, value in declared.items() if name not in PREDICTED or name == predicts}
 
         percentiles = {name for name in declared if isinstance(computed[name], dict)}
@@ -297,8 +297,8 @@ LOOSE = {"mean_error": {"abs": 1e-8}, "worst_rows": {"rel": 1e-6}, "mean_relativ
 FACTORS = [1.0, 1.1, 0.3, -0.7, -3.0, 448.0, 1 / 448, 1e-4, -1e-6, 1e-12]
 
 
-def weights(kind):
-    """Return a weight of that kind, and the same after quantization to a few bits."""
+def weights(distribution):
+    """Return a weight with that distribution, and the same after quantization to a few bits."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(96, 200, generator=generator)
     x = {
@@ -306,7 +306,7 @@ def weights(kind):
         "heavy tails": 0.02 * x**3,
         "positive": x.abs() + 0.5,
         "with zeros": (0.3 * x).relu(),
-    }[kind]
+    }[distribution]
     scale = x.abs().amax(1, keepdim=True) / 15
     return x, (x / scale).round() * scale + 1e-3 * torch.randn(96, 200, generator=generator) * (x > 0.2)
 
@@ -316,10 +316,10 @@ class TestByNumpy:
         assert list(BY_NUMPY) == NAMES
 
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    @pytest.mark.parametrize("kind", ["normal", "heavy tails", "positive", "with zeros"])
+    @pytest.mark.parametrize("distribution", ["normal", "heavy tails", "positive", "with zeros"])
     @pytest.mark.parametrize("name", NAMES)
-    def test_metric_equals_its_numpy_definition(self, kind, name, wide):
-        x, y = weights(kind)
+    def test_metric_equals_its_numpy_definition(self, distribution, name, wide):
+        x, y = weights(distribution)
         values, _ = measure(x, y, wide, stored_bits=int(8.25 * x.numel()), uniform_bits=8)
         expected = BY_NUMPY[name](x.double().numpy(), y.double().numpy())
         tolerance = {"rel": 1e-11} if wide else LOOSE.get(name, {"rel": 2e-7})
@@ -447,12 +447,12 @@ UNDEFINED = {
     "no element": (
         torch.zeros(0, 8),
         torch.zeros(0, 8),
-        {name: kind for name, kind in ALL_NAN.items() if name not in NONE_OF_THEM},
+        {name: word for name, word in ALL_NAN.items() if name not in NONE_OF_THEM},
     ),
     "no finite element": (
         torch.full((4, 8), nan),
         torch.ones(4, 8),
-        {name: kind for name, kind in ALL_NAN.items() if name not in {*NONE_OF_THEM, "bits_per_weight"}},
+        {name: word for name, word in ALL_NAN.items() if name not in {*NONE_OF_THEM, "bits_per_weight"}},
     ),
     "some infinite or NaN elements": (
         torch.tensor([[1.0, inf, 3.0, 4.0]]),
@@ -620,7 +620,7 @@ class TestAggregates:
 
     def test_aggregates_equal_numpy_over_all_elements(self, tmp_path):
         kinds = ("normal", "heavy tails", "positive", "with zeros")
-        pairs = {f"{kind}.weight": weights(kind) for kind in kinds}
+        pairs = {f"{distribution}.weight": weights(distribution) for distribution in kinds}
         report = compare(tmp_path, {n: x for n, (x, _) in pairs.items()}, {n: y for n, (_, y) in pairs.items()})
         x, y = (np.concatenate([pair[side].double().numpy().ravel() for pair in pairs.values()]) for side in (0, 1))
         layers = [

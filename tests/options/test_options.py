@@ -26,18 +26,18 @@ def test_values_and_single_strings_become_tuples(given, expected):
 
 
 NUMBERS = [
-    (kind, name)
-    for kind in KINDS
-    for name, hint in get_type_hints(kind).items()
+    (options_class, name)
+    for options_class in KINDS
+    for name, hint in get_type_hints(options_class).items()
     if float in get_args(hint) or hint is float
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("options_class", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
 @pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_number_must_be_finite(kind, name, value):
+def test_number_must_be_finite(options_class, name, value):
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be a finite number"):
-        kind(**{name: value})
+        options_class(**{name: value})
 
 
 def test_number_must_be_within_its_range():
@@ -82,10 +82,10 @@ class TestLibrary:
 class TestCommand:
     """with_options makes a command from options."""
 
-    def complete(self, kind, *words):
+    def complete(self, options_class, *words):
         options_seen = []
 
-        def command(options: kind, number: int = 1) -> None:
+        def command(options: options_class, number: int = 1) -> None:
             options_seen.append(options)
 
         app = typer.Typer()

@@ -61,7 +61,9 @@ class TestStatement:
         jsonschema.validate(document, schema)
 
         assert ["model.safetensors", "config.json"] == [subject["name"] for subject in document["subject"]]
-        assert {"exact": 2} == {kind: size["tensors"] for kind, size in document["predicate"]["classes"].items()}
+        assert {"exact": 2} == {
+            origin_class: size["tensors"] for origin_class, size in document["predicate"]["classes"].items()
+        }
         assert document["predicate"]["verdict"] == "shown"
 
     def test_statement_is_the_same_each_time(self, pair, path):

@@ -438,8 +438,8 @@ class TestJunit:
     def test_counts_equal_the_cases(self, report, evil):
         for x in (report, evil, flawless()):
             root, suites = self.suites(x)
-            for counted, kind in (("tests", None), ("errors", "error"), ("failures", "failure")):
-                cases = [s.findall("testcase" if kind is None else f"testcase/{kind}") for s in suites.values()]
+            for counted, element in (("tests", None), ("errors", "error"), ("failures", "failure")):
+                cases = [s.findall("testcase" if element is None else f"testcase/{element}") for s in suites.values()]
 
                 assert list(map(len, cases)) == [int(suite.get(counted)) for suite in suites.values()]
                 assert int(root.get(counted)) == sum(map(len, cases))
@@ -449,11 +449,11 @@ class TestJunit:
 
         assert ("1", "0", "0") == (root.get("tests"), root.get("errors"), root.get("failures"))
 
-    @pytest.mark.parametrize(("verdict", "kind"), [("inconclusive", "errors"), ("fail", "failures")])
-    def test_bad_verdict_is_never_hidden_in_junit(self, verdict, kind):
+    @pytest.mark.parametrize(("verdict", "attribute"), [("inconclusive", "errors"), ("fail", "failures")])
+    def test_bad_verdict_is_never_hidden_in_junit(self, verdict, attribute):
         root, _ = self.suites(replace(flawless(), verdict=verdict, reasons=[], gates=[]))
 
-        assert "1" == root.get(kind)
+        assert "1" == root.get(attribute)
 
     def test_warning_fails_no_junit_test(self, report):
         spoilt = msgspec.json.decode(report.to_json(), type=Report)

@@ -128,7 +128,7 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}
 
 
 @pytest.mark.parametrize(
-    ("kind", "places", "entries", "expected"),
+    ("matrix_type", "places", "entries", "expected"),
     [
         ("hadamard", ["weight_input", "input"], {}, []),
         ("random-hadamard", ["weight_input", "input"], STORED_MATRIX, []),
@@ -138,9 +138,9 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}
         ("random-hadamard", ["weight_input", "input"], {}, ["r4_input.weight, is not stored"]),
     ],
 )
-def test_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
+def test_rotation_without_its_counterpart_is_noticed(matrix_type, places, entries, expected):
     apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
-    config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
+    config = {"transform_config": {"config_groups": {"r4": {"type": matrix_type, "apply": apply}}}}
     findings = list(report_lone_rotations(find_lone_transforms(config, entries)))
 
     assert [("missing_rotation", "warning")] * len(expected) == [
@@ -172,8 +172,8 @@ def test_missing_static_scale_is_not_made_up(producer, setting, without, tmp_pat
 AO, INT8 = "Float8DynamicActivationFloat8WeightConfig", "Int8DynamicActivationInt8WeightConfig"
 
 
-def torchao(kind: str, **fields: object) -> dict[str, object]:
-    return {"_type": kind, "_version": 2, "_data": fields}
+def torchao(class_name: str, **fields: object) -> dict[str, object]:
+    return {"_type": class_name, "_version": 2, "_data": fields}
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class TestConnectedFolds:
         x = {name: numbers(96, 128, seed=n) for n, name in enumerate((*first, first_name))}
         x |= {second: numbers(128, 96, seed=7), f"{block}fc1.bias": numbers(1, 96, seed=8)[0].float()}
         for norm in ("self_attn_layer_norm", "final_layer_norm"):
-            x |= {f"{block}{norm}.{kind}": 1 + numbers(1, 128, seed=9)[0].float() for kind in ("weight", "bias")}
+            x |= {f"{block}{norm}.{ending}": 1 + numbers(1, 128, seed=9)[0].float() for ending in ("weight", "bias")}
         moved = dict.fromkeys(first, s) | {first_name: s / t[:, None], second: t}
         y = (
             x
@@ -202,7 +202,7 @@ class TestConnectedFolds:
 
     @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
     def test_norm_folds_apply_to_the_norm_bias_too(self, tmp_path, forgotten):
-        norm, bias = (f"{BLOCK}input_layernorm.{kind}" for kind in ("weight", "bias"))
+        norm, bias = (f"{BLOCK}input_layernorm.{ending}" for ending in ("weight", "bias"))
         x, s = model() | {bias: numbers(128, seed=11)}, factors(128)
         y = x | {norm: x[norm] / s, bias: x[bias] / (1 if forgotten else s)} | {name: int4(x[name] * s) for name in FED}
         errors = [

@@ -174,14 +174,14 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
         model, setting = made["model"], made["setting"]
         sides = models / model, out / model / setting
         if made["error"]:
-            kind, why = "not made", made["error"]
+            outcome, why = "not made", made["error"]
         elif setting in DECLARATIONS:
-            kind, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
+            outcome, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
         else:
-            kind, why = judge(*sides, done["simulated"])
-        outcomes_found.append(Outcome(model, setting, kind, why))
-        if kind not in ("right", "silent", "named", "not made"):
-            print(f"{kind:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)
+            outcome, why = judge(*sides, done["simulated"])
+        outcomes_found.append(Outcome(model, setting, outcome, why))
+        if outcome not in ("right", "silent", "named", "not made"):
+            print(f"{outcome:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)
     return f"{done['producer']} {done['version']}", outcomes_found
 
 
@@ -198,7 +198,7 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
                 by_setting[outcome.setting].append(outcome)
         for setting, ones in by_setting.items():
             counts = Counter(outcome.kind for outcome in ones)
-            cells = [str(counts[kind] or "") for kind in OUTCOMES]
+            cells = [str(counts[outcome] or "") for outcome in OUTCOMES]
             rows[producer, f"{' | '.join(cells)} | {_why(ones)}"].append(setting)
     lines = ["| producer | setting | " + " | ".join(OUTCOMES) + " | what |", "|---|---|" + "---|" * (len(OUTCOMES) + 1)]
     lines += [f"| {producer} | {'; '.join(settings)} | {cells} |" for (producer, cells), settings in rows.items()]
@@ -214,7 +214,7 @@ def table_of_declarations(outcomes: dict[str, list[Outcome]]) -> str:
         kinds = {outcome.setting: outcome.kind for outcome in of_producer}
         for base in (ONE, MIXED):
             if base in kinds:
-                cells = [kinds.get(f"{base}{kind}", "") for kind in KINDS_OF_CONFIGURATION]
+                cells = [kinds.get(f"{base}{ending}", "") for ending in KINDS_OF_CONFIGURATION]
                 lines.append(f"| {producer} | {base} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -236,7 +236,9 @@ def _why(ones: list[Outcome]) -> str:
             kinds[outcome.kind, outcome.why.split(":")[0][:60] if outcome.kind != "noted" else outcome.why].append(
                 outcome.model
             )
-    return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
+    return "; ".join(f"{outcome}: {', '.join(models)} ({why})" for (outcome, why), models in kinds.items()).replace(
+        "|", "/"
+    )
 
 
 def main() -> int:

@@ -187,15 +187,15 @@ class TestParts:
 
         assert ("warning", [[row, -1]]) == (finding.severity, finding.evidence["places"])
 
-    @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
-    def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, kind):
+    @pytest.mark.parametrize("ggml_type", ["TQ1_0", "TQ2_0", "Q4_0"])
+    def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, ggml_type):
         """With three values, normal numbers reach only 2 dB, so a block of zeros costs little, but is not rounding."""
-        x, (elements, size) = weight(64, 1024), BLOCKS[kind]
-        blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[kind]).reshape(-1, size)
+        x, (elements, size) = weight(64, 1024), BLOCKS[ggml_type]
+        blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[ggml_type]).reshape(-1, size)
         at = 5 * 1024 + 512
-        blocks[at // elements, slice(2) if kind == "Q4_0" else slice(-2, None)] = 0
+        blocks[at // elements, slice(2) if ggml_type == "Q4_0" else slice(-2, None)] = 0
         save_file({"blk.0.ffn_up.weight": x}, tmp_path / "x.safetensors")
-        stored = Stored("blk.0.ffn_up.weight", kind, tuple(x.shape), blocks.tobytes())
+        stored = Stored("blk.0.ffn_up.weight", ggml_type, tuple(x.shape), blocks.tobytes())
         y = write_gguf(tmp_path / "y.gguf", [stored], architecture("llama"))
         finding = findings_by_code(quanterr.compare(tmp_path / "x.safetensors", y, device="cpu"))["scale_loss"]
 

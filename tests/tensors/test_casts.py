@@ -215,10 +215,10 @@ def as_gguf(folder, weights, name, one_more, dtype="F32"):
             numbers_ = numbers_.view(HEADS, 2, 8, 64).swapaxes(1, 2).reshape(64, 64) if name == "llama" else numbers_
         is_norm = numbers_.dim() < 2
         numbers_ = numbers_ + 1 if is_norm and one_more else numbers_
-        kind = "F32" if is_norm else dtype
-        raw = numbers_.to(DTYPES[kind]).contiguous()
+        ggml_type = "F32" if is_norm else dtype
+        raw = numbers_.to(DTYPES[ggml_type]).contiguous()
         path = LLAMA_NAMES.get(original, "blk.0.attn_q.weight")
-        tensors.append(Stored(path, kind, tuple(raw.shape), raw.view(torch.uint8).numpy().tobytes()))
+        tensors.append(Stored(path, ggml_type, tuple(raw.shape), raw.view(torch.uint8).numpy().tobytes()))
     return write_gguf(folder / "model.gguf", tensors, architecture(name))
 
 
