@@ -33,7 +33,7 @@ def pytest_runtest_teardown():
 
 
 @pytest.fixture
-def logged():
+def log():
     """What quanterr logs, as a list of records."""
     records, handler = [], logging.Handler()
     handler.emit = records.append

@@ -28,7 +28,7 @@ import quanterr
 TEMPORARY = re.compile(r"(/[\w.+-]+)*/tmp\w+/")  # paths of the suite's temporary folders, which also occur in messages
 REPOSITORY = str(Path(__file__).parents[1])
 CHANGING = ("run", "tool", "checksum")  # parts of a document that differ from run to run
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 
 
 def main() -> int:
@@ -101,7 +101,7 @@ def print_differences(before: dict[str, list[Any]], after: dict[str, list[Any]],
     shared = before.keys() & after.keys()
     differences = [f for name in sorted(shared) for f in find_differences(name, before[name], after[name], tolerance)]
     documents = sum(len(before[name]) for name in shared)
-    print("\n".join(differences[:MOST_SHOWN]))
+    print("\n".join(differences[:MAX_SHOWN]))
     print(f"{documents} documents of {len(shared)} jobs: {len(differences)} differences")
     print(f"jobs on one side only: {', '.join(sorted(before.keys() ^ after.keys())) or 'none'}")
     return len(differences)

@@ -29,7 +29,7 @@ MAX_EXACT_INTEGER = 1 << 24
 def list_blocks() -> dict[str, Block]:
     """Return the blocks that have an element type of their own, in the order of the types."""
     types = *gguf_basic.TYPES, *gguf_k.TYPES, *gguf_codebook.TYPES, gguf_codebook.NVFP4, *gguf_iq.TYPES
-    every = {name: block for kind in types for name, block in kind.blocks.items()}
+    every = {name: block for block_type in types for name, block in block_type.blocks.items()}
     return {name: every[name] for name in ElementType.__members__ if name in every}
 
 
@@ -65,13 +65,13 @@ def describe_in_c(name: str, block: Block) -> Iterator[str]:
 def write_struct(struct: ctypes.Structure, names: dict[int, str]) -> str:
     """Return an initializer of the fields that are not zero."""
     parts = []
-    for field, kind in struct._fields_:
+    for field, field_type in struct._fields_:
         value = getattr(struct, field)
         if isinstance(value, ctypes.Array):
             given = [write_struct(item, names) for item in value if item.at]
             parts += [f".{field} = {{{', '.join(given)}}}"] if given else []
         elif value:
-            parts.append(f".{field} = {names[value] if kind is ctypes.c_void_p else repr_in_c(value)}")
+            parts.append(f".{field} = {names[value] if field_type is ctypes.c_void_p else repr_in_c(value)}")
     return f"{{{', '.join(parts)}}}"
 
 

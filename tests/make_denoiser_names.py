@@ -24,7 +24,7 @@ from support.denoisers import (
     VAE,
     WAN_VAE,
     converter,
-    renamed,
+    rename,
     unet_names,
     vae_names,
     wan,
@@ -99,7 +99,9 @@ def wan_vace():
     """Return Wan's names together with those of VACE."""
     shapes = wan(image=True)
     blocks = {"vace_" + name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
-    more = {f"vace_blocks.0.{word}_proj.{kind}": (8, 8) for word in ("before", "after") for kind in ("weight", "bias")}
+    more = {
+        f"vace_blocks.0.{word}_proj.{ending}": (8, 8) for word in ("before", "after") for ending in ("weight", "bias")
+    }
     return shapes | blocks | more
 
 
@@ -114,9 +116,9 @@ MODELS = {
     "Z-Image": [("Z-Image", None, z_image_norm)],
     **{name: [(name, None, FAMILIES[name][2])]
        for name in ("Lumina 2", "HunyuanVideo", "LTX-Video", "Sana", "AuraFlow")},
-    "LTX-2": [("LTX2VideoTransformer3DModel", LTX2, lambda: renamed("LTX2VideoTransformer3DModel", LTX2, OF_LTX2))],
+    "LTX-2": [("LTX2VideoTransformer3DModel", LTX2, lambda: rename("LTX2VideoTransformer3DModel", LTX2, OF_LTX2))],
     "Cosmos-Predict2": [
-        ("CosmosTransformer3DModel", COSMOS2, lambda: renamed("CosmosTransformer3DModel", COSMOS2, OF_COSMOS2))
+        ("CosmosTransformer3DModel", COSMOS2, lambda: rename("CosmosTransformer3DModel", COSMOS2, OF_COSMOS2))
     ],
     # The number of a block in the decoder depends on how many there are.
     **{f"VAE with {levels} levels": [("AutoencoderKL", VAE[levels], lambda levels=levels: vae_names(VAE[levels]))]
@@ -175,7 +177,7 @@ def flat_names(family, shapes, config):
     return {name for name, pieces in held.items() if any(converted[p.name].ndim < stored[name].ndim for p in pieces)}
 
 
-def widened(shapes, block):
+def widen(shapes, block):
     """Give every numbered block the tensors of all of them, and the number of blocks of NUMBERS."""
     tensors = {}
     for name, shape in shapes.items():
@@ -193,7 +195,7 @@ def rows_of(family, shapes, config, block):
     Also return the stored names whose pieces have different sizes.
     """
     names, unequal = {}, set()
-    for name, pieces in pieces_of(family, widened(shapes, block), config).items():
+    for name, pieces in pieces_of(family, widen(shapes, block), config).items():
         match, number = block.search(name), ""
         key = name
         if match:
@@ -220,9 +222,9 @@ def without_kinds(rows):
     """Leave out .weight and .bias where a tensor and its pieces have the same one, and names that stay as they are."""
     stems, names = {}, {}
     for name, pieces in rows.items():
-        stem, _, kind = name.rpartition(".")
-        same = [re.sub(rf"\.{kind}(?=:|$)", "", piece) for piece in pieces]
-        if kind in ("weight", "bias") and all(piece != bare for piece, bare in zip(pieces, same, strict=True)):
+        stem, _, ending = name.rpartition(".")
+        same = [re.sub(rf"\.{ending}(?=:|$)", "", piece) for piece in pieces]
+        if ending in ("weight", "bias") and all(piece != bare for piece, bare in zip(pieces, same, strict=True)):
             assert stems.setdefault(stem, same) == same, name
             names[stem] = same
         else:

@@ -26,7 +26,7 @@ GRIDS = {{
 '''
 
 
-def packed(name: str) -> str:
+def pack(name: str) -> str:
     """Return a grid of the package in base85."""
     raw = bytes.fromhex(getattr(quants, name).grid_hex.decode())
     return base64.b85encode(raw).decode()
@@ -37,7 +37,7 @@ def module() -> str:
     lines = [HEAD.format(version=version("gguf"))]
     for name in NAMES:
         lines.append(f'    "{name}": (\n')
-        text = packed(name)
+        text = pack(name)
         lines += [f'        "{text[begin : begin + WIDTH]}"\n' for begin in range(0, len(text), WIDTH)]
         lines.append("    ),\n")
     return "".join([*lines, "}\n"])

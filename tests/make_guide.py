@@ -192,9 +192,9 @@ def scores() -> str:
     from quanterr.documents.kinds import KINDS
 
     rows = ["| of | number | shown as | better |", "|---|---|---|---|"]
-    for kind in KINDS.values():
-        for name, score in kind.values.VOCABULARY.scores.items():
-            rows.append(f"| {kind.name.lower()} | `{name}` | {_title(score)} | {score.better} |")
+    for document_kind in KINDS.values():
+        for name, score in document_kind.values.VOCABULARY.scores.items():
+            rows.append(f"| {document_kind.name.lower()} | `{name}` | {_title(score)} | {score.better} |")
     return "\n".join(rows)
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 from msgspec.structs import replace
 from PIL import Image
-from support.browsing import BROWSER, DRIVER, started
+from support.browsing import BROWSER, DRIVER, start_browser
 from support.sample_reports import Model, report_of
 
 from quanterr.outputs.page import rendering as html
@@ -71,7 +71,7 @@ def main() -> None:
     quantized = replace(report.quantized, bytes=report.quantized.bytes - round(saved))
     page = io.StringIO()
     html.write(replace(report, quantized=quantized), page)
-    with tempfile.TemporaryDirectory() as folder, started() as browser:
+    with tempfile.TemporaryDirectory() as folder, start_browser() as browser:
         path = Path(folder) / "report.html"
         path.write_text(page.getvalue(), encoding="utf-8")
         taken = Image.open(io.BytesIO(take(browser, path)))

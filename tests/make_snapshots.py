@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def rendered(document: Callable[[], object], outputs: tuple, name: str) -> str:
+def render(document: Callable[[], object], outputs: tuple, name: str) -> str:
     """Return one output of a document; for a page, the text visible without scripts."""
     file = io.StringIO()
     next(output for output in outputs if output.name == name).write(document(), file)
@@ -64,18 +64,20 @@ def terminal(print_to: Callable[[Console], None], width: int = WIDTH, color: str
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
-def of_document(kind: str, document: Callable[[], object], outputs: tuple, show: Callable) -> dict[str, Callable]:
+def of_document(
+    document_kind: str, document: Callable[[], object], outputs: tuple, show: Callable
+) -> dict[str, Callable]:
     """Return the snapshots of a document: each output, and terminals with the answer alone and with tables."""
 
     def of_terminal(width: int, color: str, verbose: bool = True) -> str:
         return terminal(lambda to: show(document(), to, verbose), width, color)
 
     snapshots: dict[str, Callable[[], str]] = {
-        f"{kind}{output.suffix}": partial(rendered, document, outputs, output.name) for output in outputs
+        f"{document_kind}{output.suffix}": partial(render, document, outputs, output.name) for output in outputs
     }
-    snapshots[f"{kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
-    snapshots[f"{kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
-    snapshots[f"{kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
+    snapshots[f"{document_kind}-answer.txt"] = partial(of_terminal, WIDTH, "never", verbose=False)
+    snapshots[f"{document_kind}-narrow.txt"] = partial(of_terminal, NARROW, "always")
+    snapshots[f"{document_kind}-wide.txt"] = partial(of_terminal, WIDE, "never")
     return snapshots
 
 
@@ -86,7 +88,7 @@ def show_view(document: object, to: Console, verbose: bool = True) -> None:
 
 def of_report(name: str) -> Callable[[], str]:
     """Return a function that renders an output of the report."""
-    return partial(rendered, lambda: report_of(tiny()), OUTPUTS, name)
+    return partial(render, lambda: report_of(tiny()), OUTPUTS, name)
 
 
 SNAPSHOTS: dict[str, Callable[[], str]] = {

@@ -63,7 +63,7 @@ def write_function(function: Any, imports: set[str]) -> str:
     return ast.unparse(ast.fix_missing_locations(node))
 
 
-def find_annotation(field: str, kind: type) -> ast.expr:
+def find_annotation(field: str, struct: type) -> ast.expr:
     """Return the annotation of a dataclass's field without its option."""
     bodies = {
         statement.name: statement.body
@@ -72,7 +72,7 @@ def find_annotation(field: str, kind: type) -> ast.expr:
     }
     annotation = next(
         line.annotation
-        for base in kind.__mro__
+        for base in struct.__mro__
         for line in bodies.get(base.__name__, [])
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == field
     )

@@ -39,7 +39,7 @@ from quanterr.util import strict_json
 from quanterr.util.addresses import is_address, strip_credentials
 from quanterr.util.platform import with_slashes
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 __all__ = [
     "Checkpoint",
@@ -160,28 +160,28 @@ def open_readable(
         CheckpointError: a path does not exist.
     """
     with ExitStack() as stack:
-        found: list[Checkpoint | Unreadable] = []
+        checkpoints: list[Checkpoint | Unreadable] = []
         for side in sides:
             if isinstance(side, Checkpoint | Unreadable):
-                found.append(side)
+                checkpoints.append(side)
                 continue
             try:
-                found.append(stack.enter_context(open_checkpoint(side, lenient, cache)))
+                checkpoints.append(stack.enter_context(open_checkpoint(side, lenient, cache)))
             except CheckpointError as error:
                 if not os.path.exists(side):
                     raise
-                found.append(Unreadable(os.fspath(side), str(error)))
-        yield found
+                checkpoints.append(Unreadable(os.fspath(side), str(error)))
+        yield checkpoints
 
 
-def require_readable(sides: Sequence[object], least: int) -> None:
+def require_readable(sides: Sequence[object], minimum: int) -> None:
     """Check that enough of several sides can be read.
 
     Raises:
-        CheckpointError: fewer than ``least`` can, for the reason of the first that cannot.
+        CheckpointError: fewer than ``minimum`` can, for the reason of the first that cannot.
     """
     unreadable = [side for side in sides if isinstance(side, Unreadable)]
-    if unreadable and len(sides) - len(unreadable) < least:
+    if unreadable and len(sides) - len(unreadable) < minimum:
         raise CheckpointError(unreadable[0].reason)
 
 
@@ -211,13 +211,13 @@ def _find_denoiser(folder: Place) -> str | None:
     names = list_names(folder)
     if PIPELINE not in names or any(name.endswith((*SUFFIXES, INDEX_SUFFIX)) for name in names):
         return None
-    found = [name for name in DENOISERS if is_folder(folder / name)]
-    if len(found) > 1:
+    denoisers = [name for name in DENOISERS if is_folder(folder / name)]
+    if len(denoisers) > 1:
         raise UsageError(
             f"{display(str(folder))}: a pipeline with several denoisers, choose one of "
-            f"{listed([str(folder / name) for name in found])}"
+            f"{itemize([str(folder / name) for name in denoisers])}"
         )
-    return found[0] if found else None
+    return denoisers[0] if denoisers else None
 
 
 class _Index(NamedTuple):
@@ -232,33 +232,33 @@ def _resolve_folder(folder: Place) -> tuple[str, Sequence[Place], _Index | None]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
     if "model" + INDEX_SUFFIX in indexes:
         indexes = ["model" + INDEX_SUFFIX]
-    found = indexes or [name for name in names if name.endswith(SUFFIXES) and name != COMPUTED]
-    if not found:
+    candidates = indexes or [name for name in names if name.endswith(SUFFIXES) and name != COMPUTED]
+    if not candidates:
         indexes = [name for name in names if name.endswith(PICKLE_INDEX_SUFFIX)]
-        found = indexes or [name for name in names if name.endswith(PICKLES) and not OTHER_PICKLES.fullmatch(name)]
-        found = found or [name for name in names if name.endswith(onnx_file.SUFFIX)]
+        candidates = indexes or [name for name in names if name.endswith(PICKLES) and not OTHER_PICKLES.fullmatch(name)]
+        candidates = candidates or [name for name in names if name.endswith(onnx_file.SUFFIX)]
     if len(indexes) == 1:
         return "folder", *_read_index(folder / indexes[0])
-    if any(not name.startswith("consolidated") for name in found):
+    if any(not name.startswith("consolidated") for name in candidates):
         # Mistral ships the same weights twice; the other files use the usual tensor names.
-        found = [name for name in found if not name.startswith("consolidated")]
-    if not all(map(ADAPTER.match, found)):
-        found = [name for name in found if not ADAPTER.match(name)]
-    if not found:
-        seen = f"it holds {listed(names)}" if names else "it is empty"
+        candidates = [name for name in candidates if not name.startswith("consolidated")]
+    if not all(map(ADAPTER.match, candidates)):
+        candidates = [name for name in candidates if not ADAPTER.match(name)]
+    if not candidates:
+        seen = f"it holds {itemize(names)}" if names else "it is empty"
         kinds = ", ".join(
             f"*{suffix}" for suffix in (INDEX_SUFFIX, *SUFFIXES, PICKLE_INDEX_SUFFIX, *PICKLES, onnx_file.SUFFIX)
         )
         raise CheckpointError(
             f"{display(str(folder))}: no checkpoint found (looked for {kinds}; {seen}){foreign_files.advise(names)}"
         )
-    shards = [SHARD.fullmatch(name) for name in found]
-    if len(found) == 1 and not shards[0]:
-        return "folder", [folder / found[0]], None
+    shards = [SHARD.fullmatch(name) for name in candidates]
+    if len(candidates) == 1 and not shards[0]:
+        return "folder", [folder / candidates[0]], None
     series = {(match["stem"], match["total"], match["suffix"]) for match in shards if match}
-    if None in shards or len(series) != 1 or len(found) > int(next(iter(series))[1]):
-        found += [f"{name}/" for name in DENOISERS if name in names and PIPELINE in names]
-        raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {listed(found, 20)}")
+    if None in shards or len(series) != 1 or len(candidates) > int(next(iter(series))[1]):
+        candidates += [f"{name}/" for name in DENOISERS if name in names and PIPELINE in names]
+        raise UsageError(f"{display(str(folder))}: ambiguous, choose one of {itemize(candidates, 20)}")
     return "folder", _list_series(folder, *series.pop()), None
 
 
@@ -305,7 +305,7 @@ def _require_shards(folder: Place, names: list[str]) -> None:
     missing = find_missing(folder, names)
     if missing:
         raise CheckpointError(
-            f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {listed(missing, 20)}"
+            f"{display(str(folder))}: {len(missing)} of {len(names)} shards missing: {itemize(missing, 20)}"
         )
 
 
@@ -332,21 +332,21 @@ def _open_files(
     try:
         for path in paths:
             files.append(open_file(path))
-            found, header, odd, beside = _read_header(files[-1], folder, lenient)
+            new_entries, header, odd, beside = _read_header(files[-1], folder, lenient)
             if isinstance(header, GgufMetadata):
                 ggufs.append(header)
                 header = {}
             files += beside
             metadata += [header, *({} for _ in beside)]
-            stated.append((header, [entry.name for entry in found]))
+            stated.append((header, [entry.name for entry in new_entries]))
             notes += odd
-            _add(entries, found)
+            _add(entries, new_entries)
         if index is not None:
             notes += _check_index(index.shards, entries, display(given))
             unnamed = _find_unnamed(paths, stored)
             if unnamed:
                 notes.append(
-                    f"{display(given)}: index does not name {listed(unnamed)}, which "
+                    f"{display(given)}: index does not name {itemize(unnamed)}, which "
                     f"{'is' if len(unnamed) == 1 else 'are'} in the same folder; ignored"
                 )
             notes += _check_size(index.total_size, entries, display(given))
@@ -358,10 +358,10 @@ def _open_files(
                 modules = find_modules(folder)
         for module in modules:
             files.append(open_file(folder / module / MODEL_FILE))
-            found, header, odd = safetensors_file.read_header(files[-1], lenient)
+            new_entries, header, odd = safetensors_file.read_header(files[-1], lenient)
             metadata.append(header)
             notes += odd
-            _add(entries, [replace(entry, name=f"{module}.{entry.name}") for entry in found])
+            _add(entries, [replace(entry, name=f"{module}.{entry.name}") for entry in new_entries])
         notes += _note_twins(entries, display(given))
         config: dict[str, JsonObject] = {}
         if ggufs:  # a GGUF file describes itself: config files in its folder belong to another checkpoint
@@ -392,12 +392,12 @@ def _open_files(
     )
 
 
-def _add(entries: dict[str, Entry], found: Iterable[Entry]) -> None:
+def _add(entries: dict[str, Entry], new_entries: Iterable[Entry]) -> None:
     """Add the entries of a file; raise CheckpointError if another file has one of the same name."""
-    for entry in found:
+    for entry in new_entries:
         if entry.name in entries:
             first = entries[entry.name].file
-            raise CheckpointError(f"{listed([entry.name])} is in {first} and in {entry.file}")
+            raise CheckpointError(f"{itemize([entry.name])} is in {first} and in {entry.file}")
         entries[entry.name] = entry
 
 
@@ -413,26 +413,28 @@ def _read_header(
     if pickle_file.is_pickle(file):
         return *pickle_file.read_header(file, lenient), []
     if not gguf_file.is_gguf(file):
-        found = safetensors_file.read_header(file, lenient)
+        content = safetensors_file.read_header(file, lenient)
         if file.path.suffix == GGUF:
-            found[2].append(f"{file}: is a safetensors file, despite its name")
-        return *found, []
+            content[2].append(f"{file}: is a safetensors file, despite its name")
+        return *content, []
     header = gguf_file.read_header(file, lenient)
     if file.path.suffix in WEIGHT_SUFFIXES:
         header.notes.append(f"{file}: is a GGUF file, despite its name")
     return *header, []
 
 
-def _check_split(files: list[CheckpointFile], found: list[GgufMetadata], n_tensors: int) -> None:
+def _check_split(files: list[CheckpointFile], ggufs: list[GgufMetadata], n_tensors: int) -> None:
     """Check that the shards of a split GGUF are complete and in order, by their split.* keys."""
-    if len(found) < len(files):
-        raise CheckpointError(f"{files[0]}: only {len(found)} of {len(files)} shards are GGUF files")
-    for number, (file, metadata) in enumerate(zip(files, found, strict=True)):
-        total, own = metadata.get_int("split.count") or 1, metadata.get_int("split.no") or 0
-        if total != len(files) or own != number:
-            hint = f"its name should end in -{own + 1:05}-of-{total:05}{GGUF}, in the same folder as the others"
+    if len(ggufs) < len(files):
+        raise CheckpointError(f"{files[0]}: only {len(ggufs)} of {len(files)} shards are GGUF files")
+    for number, (file, metadata) in enumerate(zip(files, ggufs, strict=True)):
+        total, shard_number = metadata.get_int("split.count") or 1, metadata.get_int("split.no") or 0
+        if total != len(files) or shard_number != number:
+            hint = (
+                f"its name should end in -{shard_number + 1:05}-of-{total:05}{GGUF}, in the same folder as the others"
+            )
             raise CheckpointError(
-                f"{file}: shard {own + 1} of {total} (split.no, split.count), but opened as {number + 1} of "
+                f"{file}: shard {shard_number + 1} of {total} (split.no, split.count), but opened as {number + 1} of "
                 f"{len(files)}; {hint}"
             )
         tensors = metadata.get_int("split.tensors.count")
@@ -447,7 +449,7 @@ def _check_index(index: dict[str, str], entries: dict[str, Entry], given: str) -
         if name not in entries or entries[name].file.path.name != shard:
             raise CheckpointError(f"{given}: index: {display(name)} is not in {display(shard)}")
     unlisted = [name for name in entries if name not in index]
-    return [f"{given}: index does not list {listed(unlisted)}; compared anyway"] if unlisted else []
+    return [f"{given}: index does not list {itemize(unlisted)}; compared anyway"] if unlisted else []
 
 
 def _check_size(total: object, entries: dict[str, Entry], given: str) -> list[str]:
@@ -463,8 +465,8 @@ def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
     series = {
         (match["stem"], match["total"], match["suffix"]) for path in paths if (match := SHARD.fullmatch(path.name))
     }
-    found = [match for name in stored if (match := SHARD.fullmatch(name))]
-    names = [match[0] for match in found if (match["stem"], match["total"], match["suffix"]) in series]
+    matches = [match for name in stored if (match := SHARD.fullmatch(name))]
+    names = [match[0] for match in matches if (match["stem"], match["total"], match["suffix"]) in series]
     names += [MODEL_FILE] if MODEL_FILE in stored else []
     return [name for name in names if paths[0].parent / name not in paths]
 
@@ -472,13 +474,13 @@ def _find_unnamed(paths: Sequence[Place], stored: Sequence[str]) -> list[str]:
 def _note_twins(names: Iterable[str], given: str) -> list[str]:
     """Return a note on names that look the same to people and may be meant to be one tensor."""
     first: dict[str, str] = {}
-    found = []
+    twins = []
     for name in names:
         looks = name.lower() if name.isascii() else unicodedata.normalize("NFC", name).casefold()
         other = first.setdefault(looks, name)
         if other is not name:
-            found.append(f"{other!a} and {name!a}")
-    return [f"{given}: names that differ only by case or in how accents are stored: {listed(found)}"] if found else []
+            twins.append(f"{other!a} and {name!a}")
+    return [f"{given}: names that differ only by case or in how accents are stored: {itemize(twins)}"] if twins else []
 
 
 def _read_configs(
@@ -488,19 +490,22 @@ def _read_configs(
 
     Configs are hints: whatever they declare, a weight is read only by a format that fits its stored tensors.
     """
-    found: dict[str, JsonObject] = {}
+    contents: dict[str, JsonObject] = {}
     notes = []
     limits, stored = dict.fromkeys((ASCEND_CONFIG, SINQ_CONFIG, QUANTO_MAP), MAX_NAMES), list(names)
-    for name in (*CONFIGS, *(file for file, ending in OF_CODES.items() if any(one.endswith(ending) for one in stored))):
+    for name in (
+        *CONFIGS,
+        *(file for file, ending in OF_CODES.items() if any(stored_name.endswith(ending) for stored_name in stored)),
+    ):
         path = folder / name if configs is None else configs.get(name)
         if path is None or is_missing(path):
             continue
         try:
             content = strict_json.loads(read_small_file(path, limits.get(name, MAX_CONFIG)), lenient=True)
-            found[name] = strict_json.as_object(content)
+            contents[name] = strict_json.as_object(content)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, CheckpointError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             notes.append(f"{display(str(path))}: ignored: {display(str(reason))}")
-    return found, notes
+    return contents, notes

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection
 
 from quanterr.checkpoints.base import Checkpoint
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 ADAPTER_TENSOR = re.compile(
     r"(.+)\.(?:lora_[AB](?:\.\w+)?\.weight|lora[._](?:down|up)\.weight|lora_[ab]|(?:hada|lokr)_w[12](?:_[ab])?)"
@@ -33,7 +33,7 @@ def describe_adapter(checkpoint: Checkpoint) -> str | None:
     layers = _find_layers(checkpoint.entries)
     if not layers:
         return None
-    layers_text = f"{count(len(layers), 'layer')}: {listed(layers, 3)}"
+    layers_text = f"{count(len(layers), 'layer')}: {itemize(layers, 3)}"
     return f"{display(checkpoint.path)}: a LoRA adapter, not a model: it has low-rank changes of {layers_text}"
 
 

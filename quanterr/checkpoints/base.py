@@ -138,7 +138,7 @@ class CheckpointFile:
             )
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def timestamps(self) -> tuple[int, ...]:
         """The file's inode, its modification time and its status change time, in nanoseconds."""
         _, inode, _, modified = self._identity
         return inode, modified, self._changed

@@ -51,6 +51,6 @@ def describe(start: bytes) -> str | None:
         real = sizes[0].decode(errors="replace") if sizes else "unknown"
         return f"is a Git LFS pointer, not the weights (real size {real} bytes); run `git lfs pull`"
     if text[:1] in (b"<", b"{", b"[") and all(byte >= 32 or byte in b"\t\r\n" for byte in start[:8]):
-        kind = "HTML or XML" if text[:1] == b"<" else "a JSON document"
-        return f"looks like {kind}, not weights; download it again (is a login needed?)"
+        content_type = "HTML or XML" if text[:1] == b"<" else "a JSON document"
+        return f"looks like {content_type}, not weights; download it again (is a login needed?)"
     return None

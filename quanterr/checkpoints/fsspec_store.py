@@ -9,7 +9,7 @@ from typing import Any
 
 from quanterr.checkpoints.store import NotThereError, Version, make_changed_error
 from quanterr.errors import CheckpointError, UsageError
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 from quanterr.util.waiting import RetryableError
 
 TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")  # fields that identify a version, the preferred ones first
@@ -110,5 +110,5 @@ def _suggest_names(store: Filesystem, path: str) -> str:
     wanted = PurePosixPath(path)
     with suppress(Exception):
         near = get_close_matches(wanted.name, store.list_names(str(wanted.parent)) or [], n=3, cutoff=0.6)
-        return f"; did you mean {listed(near)}?" if near else ""
+        return f"; did you mean {itemize(near)}?" if near else ""
     return ""

@@ -103,7 +103,7 @@ class _Cursor:
         self._window, self._start = b"", 0
 
     @property
-    def left(self) -> int:
+    def n_left(self) -> int:
         """The number of bytes from here to the end of the file."""
         return self.file.size - self.at
 
@@ -112,7 +112,7 @@ class _Cursor:
         self._require(n, what)
         begin = self.at - self._start
         if begin + n > len(self._window):
-            self._window, self._start = self.file.read(self.at, min(max(n, WINDOW_BYTES), self.left)), self.at
+            self._window, self._start = self.file.read(self.at, min(max(n, WINDOW_BYTES), self.n_left)), self.at
             begin = 0
         self.at += n
         return self._window[begin : begin + n]
@@ -126,7 +126,7 @@ class _Cursor:
         """Skip the next ``n`` texts."""
         if n > MAX_TEXTS:
             raise CheckpointError(f"{self.file}: {what} has {n} elements; the limit is {MAX_TEXTS}")
-        if 8 * n > self.left:
+        if 8 * n > self.n_left:
             raise self._make_truncation_error(8 * n, what)
         size = self.file.size
         for _ in range(n):
@@ -157,7 +157,7 @@ class _Cursor:
             raise CheckpointError(f"{self.file}: {what} is not valid UTF-8: {display(repr(raw))}") from error
 
     def _require(self, n: int, what: str) -> None:
-        if n > self.left:
+        if n > self.n_left:
             raise self._make_truncation_error(n, what)
 
     def _make_truncation_error(self, n: int, what: str) -> CheckpointError:
@@ -184,7 +184,7 @@ def read_header(file: CheckpointFile, lenient: bool = False) -> GgufHeader:
     n_tensors = _read_count(cursor, "tensors", MAX_TENSORS)
     n_keys = _read_count(cursor, "keys", MAX_KEYS)
     for n, min_bytes, what in ((n_keys, MIN_KEY_BYTES, "key"), (n_tensors, MIN_TENSOR_BYTES, "tensor")):
-        if n * min_bytes > cursor.left:
+        if n * min_bytes > cursor.n_left:
             raise CheckpointError(f"{file}: truncated in the header: no room for {count(n, what)} in {file.size} bytes")
     metadata = GgufMetadata(_read_values(cursor, n_keys))
     alignment = _find_alignment(file, metadata)
@@ -303,7 +303,7 @@ def _read_array(cursor: _Cursor, what: str, keep: bool, whole: bool) -> Value | 
     if type_id == ARRAY:
         raise CheckpointError(f"{cursor.file}: {what} is an array of arrays, which no known program writes")
     if type_id == TEXT:
-        if whole and n <= MAX_TEXTS and 8 * n <= cursor.left:
+        if whole and n <= MAX_TEXTS and 8 * n <= cursor.n_left:
             return tuple([cursor.read_text(MAX_TOKEN, what) for _ in range(n)])
         cursor.skip_texts(n, what)
         return None

@@ -86,11 +86,11 @@ class Answer:
 
 
 class Client:
-    """An HTTP client that sends its ``private`` headers only to the host of the address ``own``."""
+    """An HTTP client that sends its ``private`` headers only to the host of ``trusted_url``."""
 
-    def __init__(self, own: str, private: Mapping[str, str]) -> None:
+    def __init__(self, trusted_url: str, private: Mapping[str, str]) -> None:
         """Keep the address and the headers; send no request yet."""
-        self._own, self._private = own, {name.title(): value for name, value in private.items()}
+        self._trusted_url, self._private = trusted_url, {name.title(): value for name, value in private.items()}
 
     def get(self, url: str, headers: Mapping[str, str], where: str) -> Answer:
         """Request an address and follow redirects; return the final answer, whatever its status.
@@ -104,7 +104,7 @@ class Client:
         """
         for _ in range(MAX_REDIRECTIONS + 1):
             asked = {"User-Agent": f"quanterr/{__version__}", "Accept-Encoding": "identity", **headers}
-            answer = _request(url, asked | (self._private if may_know(self._own, url) else {}), where)
+            answer = _request(url, asked | (self._private if may_know(self._trusted_url, url) else {}), where)
             target = answer.headers.get("Location")
             if answer.status not in REDIRECT_STATUSES or not target:
                 return answer
@@ -113,9 +113,9 @@ class Client:
         raise CheckpointError(f"{where}: more than {MAX_REDIRECTIONS} redirects")
 
 
-def may_know(own: str, url: str) -> bool:
-    """Return whether private headers for ``own`` may be sent to ``url``: same host and port, or https for http."""
-    first, second = _split_origin(urlsplit(own)), _split_origin(urlsplit(url))
+def may_know(trusted_url: str, url: str) -> bool:
+    """Return whether private headers for ``trusted_url`` may go to ``url``: same host and port, or https for http."""
+    first, second = _split_origin(urlsplit(trusted_url)), _split_origin(urlsplit(url))
     return first == second or (first == ("http", first[1], 80) and second == ("https", first[1], 443))
 
 

@@ -81,8 +81,8 @@ class Http:
         if begin == end:
             return b""
         where, headers = display(self.show_address(path)), {"Range": f"bytes={begin}-{end - 1}"}
-        if version.tag is not None and version.kind in CONDITION_HEADERS:
-            headers[CONDITION_HEADERS[version.kind]] = version.tag
+        if version.tag is not None and version.tag_kind in CONDITION_HEADERS:
+            headers[CONDITION_HEADERS[version.tag_kind]] = version.tag
         address = self._locate(path)
         with self._client.get(address.url, headers, where) as answer:
             if address.url == self._make_address(path) or answer.status not in EXPIRED_STATUSES:

@@ -27,7 +27,7 @@ from quanterr.errors import CheckpointError
 from quanterr.util import strict_json
 from quanterr.util.small_file import read_small
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import display, listed, parse_digits
+from quanterr.util.text import display, itemize, parse_digits
 
 PREFIX = "ollama:"
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
@@ -76,7 +76,7 @@ def find_model(given: str, components: Iterable[str]) -> Model:
         if model := _gather(store, known, components):
             return model
     there = sorted({name for store in _list_stores() for name in _list_models(store)})
-    models = f"it has {listed(there)}" if there else "it has none"
+    models = f"it has {itemize(there)}" if there else "it has none"
     raise CheckpointError(
         f"{display(given)}: not in the store of Ollama: {models}; get it with `ollama pull {display(name)}`"
     )

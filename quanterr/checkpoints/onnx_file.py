@@ -32,7 +32,7 @@ from quanterr.checkpoints.base import DTYPE_BITS, CheckpointFile, Entry, check_l
 from quanterr.checkpoints.onnx_wire import Node, Parser, StoredTensor
 from quanterr.checkpoints.places import Place, open_file
 from quanterr.errors import CheckpointError
-from quanterr.util.text import display, listed, parse_digits
+from quanterr.util.text import display, itemize, parse_digits
 
 SUFFIX = ".onnx"
 # The dtype of each type of a tensor, from 0 on; "-" has none.
@@ -62,7 +62,7 @@ class Use(NamedTuple):
     scale: int = NONE
     zero_point: int = NONE
     bias: int = NONE
-    kind: str = CODES
+    suffix: str = CODES
     inputs_first: bool = False  # the weight is [in, out]
 
 
@@ -81,7 +81,7 @@ USES: dict[str, tuple[Use, ...]] = {
     "QLinearConv": (Use(3, 4, 5, 8),),
     "QGemm": (Use(3, 4, 5, inputs_first=True),),
     "MatMulNBits": (Use(1, 2, 3, 5, BLOCKS),),
-    "GatherBlockQuantized": (Use(0, 2, 3, kind=BLOCKS),),
+    "GatherBlockQuantized": (Use(0, 2, 3, suffix=BLOCKS),),
     "QMoE": (Use(2, 3, 11, 4, BLOCKS), Use(5, 6, 12, 7, BLOCKS), Use(8, 9, 13, 10, BLOCKS)),
 }
 DEQUANTIZE = "DequantizeLinear"
@@ -200,7 +200,7 @@ class _Reader:
             if name not in taken and name not in constants and (PARAMETER.fullmatch(name) or self._may_be_weight(name)):
                 yield self._make_entry(OPERATOR.sub(".", QUANTIZED.sub("", name)), name)
         if repeated := [name for name in self.graph.repeated if name in names]:
-            self.notes.append(f"{self.file}: two branches have {listed(repeated)}; the first is read")
+            self.notes.append(f"{self.file}: two branches have {itemize(repeated)}; the first is read")
 
     def _may_be_weight(self, name: str) -> bool:
         """Return whether a tensor without the name of a parameter may be the weight of an operator unknown here."""
@@ -210,16 +210,18 @@ class _Reader:
 
     def _find_weights(self) -> dict[str, _Weight]:
         """Return the weights that nodes use in a known place, by the names of their initializers."""
-        found: dict[str, _Weight] = {}
+        weights_by_name: dict[str, _Weight] = {}
         for node in self.graph.nodes:
             if node.operator == DEQUANTIZE:
                 weights = [self._follow_dequantized(node)]
             else:
                 weights = [self._find_weight(node, use) for use in USES.get(node.operator, ())]
             for weight in weights:
-                if weight and (weight.stored not in found or (weight.scale and not found[weight.stored].scale)):
-                    found[weight.stored] = weight
-        return found
+                if weight and (
+                    weight.stored not in weights_by_name or (weight.scale and not weights_by_name[weight.stored].scale)
+                ):
+                    weights_by_name[weight.stored] = weight
+        return weights_by_name
 
     def _find_weight(self, node: Node, use: Use) -> _Weight | None:
         stored = node.input(use.weight)
@@ -288,7 +290,7 @@ class _Reader:
         tensor = self.tensors[weight.stored]
         dtype = DTYPES.get(tensor.type_id)
         is_named = _is_named(weight.stored)
-        if not weight.scale and (dtype in FLOATS or weight.use.kind != BLOCKS):
+        if not weight.scale and (dtype in FLOATS or weight.use.suffix != BLOCKS):
             is_first = weight.use.inputs_first and not is_named and len(tensor.shape) == 2 and dtype in FLOATS
             yield self._make_entry(f"{name}.{INPUTS_FIRST}" if is_first else name, weight.stored)
             return
@@ -308,7 +310,7 @@ class _Reader:
                 **stated,
             }
         )
-        yield self._make_entry(f"{name}.{weight.use.kind}", weight.stored)
+        yield self._make_entry(f"{name}.{weight.use.suffix}", weight.stored)
         for role, stored in parts.items():
             if stored:
                 yield self._make_entry(f"{name}.{role}", stored)

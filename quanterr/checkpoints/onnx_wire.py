@@ -40,7 +40,7 @@ class Field(NamedTuple):
     """A field of a message: the number that it holds, or else the bytes from ``begin`` to ``end`` of the file."""
 
     number: int
-    kind: int
+    wire_type: int
     value: int
     begin: int
     end: int
@@ -73,8 +73,8 @@ class Node(NamedTuple):
 
     def get_int(self, name: str, default: int) -> int:
         """Return an attribute that is a number."""
-        found = self.attributes.get(name, default)
-        return found if isinstance(found, int) else default
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int) else default
 
 
 class Graph(NamedTuple):
@@ -113,19 +113,19 @@ class Parser:
                 f"{self.file}: {display(tensor.name)}: more than {MAX_NUMBERS} bytes of numbers stored one by one; "
                 "save the model again with raw_data"
             )
-        found = bytearray()
+        data = bytearray()
         for field in tensor.numbers:
-            kind = NUMBERS[field.number]
-            if kind != VARINT:
-                found += self.file.read(field.begin, field.end - field.begin)
+            wire_type = NUMBERS[field.number]
+            if wire_type != VARINT:
+                data += self.file.read(field.begin, field.end - field.begin)
                 continue
             at, what = field.begin, display(tensor.name)
-            values = [field.value] if field.kind == VARINT else []
+            values = [field.value] if field.wire_type == VARINT else []
             while at < field.end:
                 value, at = self._read_varint(at, field.end, what)
                 values.append(value)
-            found += b"".join((value & (1 << 8 * size) - 1).to_bytes(size, "little") for value in values)
-        return bytes(found)
+            data += b"".join((value & (1 << 8 * size) - 1).to_bytes(size, "little") for value in values)
+        return bytes(data)
 
     def _parse_graph(self, graph: Field, depth: int) -> None:
         if depth > MAX_DEPTH:
@@ -209,20 +209,20 @@ class Parser:
                     numbers.append(field)
         if len(shape) > MAX_DIMENSIONS or any(size > MAX_DIMENSION for size in shape):
             raise CheckpointError(f"{self.file}: {display(name)}: impossible shape {shape[: MAX_DIMENSIONS + 1]}")
-        if len(numbers) == 1 and numbers[0].kind == BYTES and NUMBERS[numbers[0].number] != VARINT:
+        if len(numbers) == 1 and numbers[0].wire_type == BYTES and NUMBERS[numbers[0].number] != VARINT:
             raw = raw or (numbers[0].begin, numbers[0].end)
         elsewhere = external if location == EXTERNAL else None
         return StoredTensor(name, type_id, tuple(shape), raw, elsewhere, tuple(numbers))
 
     def _read_sizes(self, field: Field) -> list[int]:
         """Return the dimensions in a field, which holds one, or several after each other."""
-        if field.kind == VARINT:
+        if field.wire_type == VARINT:
             return [field.value]
-        found, at = list[int](), field.begin
-        while at < field.end and len(found) <= MAX_DIMENSIONS:
+        sizes, at = list[int](), field.begin
+        while at < field.end and len(sizes) <= MAX_DIMENSIONS:
             size, at = self._read_varint(at, field.end, "a dimension")
-            found.append(size)
-        return found
+            sizes.append(size)
+        return sizes
 
     def _read_pair(self, pair: Field) -> tuple[str, str]:
         """Return the key and the value of external data or of metadata."""
@@ -234,8 +234,8 @@ class Parser:
 
     def _read_text(self, field: Field, what: str) -> str:
         n = field.end - field.begin
-        if field.kind != BYTES or n > MAX_TEXT:
-            problem = f"has {n} bytes; the limit is {MAX_TEXT}" if field.kind == BYTES else "is not a text"
+        if field.wire_type != BYTES or n > MAX_TEXT:
+            problem = f"has {n} bytes; the limit is {MAX_TEXT}" if field.wire_type == BYTES else "is not a text"
             raise CheckpointError(f"{self.file}: byte {field.begin}: {what} {problem}")
         return self._read(field.begin, n).decode(errors="replace")
 
@@ -248,20 +248,20 @@ class Parser:
                 raise CheckpointError(f"{self.file}: byte {at}: more than {MAX_FIELDS} fields")
             first = at
             key, at = self._read_varint(at, end, what)
-            number, kind, value = key >> 3, key & 7, 0
-            if not number or kind not in (VARINT, EIGHT, BYTES, FOUR):
+            number, wire_type, value = key >> 3, key & 7, 0
+            if not number or wire_type not in (VARINT, EIGHT, BYTES, FOUR):
                 raise CheckpointError(f"{self.file}: byte {first}: no field of {what} begins with {key}: damaged?")
-            if kind == VARINT:
+            if wire_type == VARINT:
                 value, at = self._read_varint(at, end, what)
                 n = 0
             else:
-                n, at = self._read_varint(at, end, what) if kind == BYTES else (SIZES[kind], at)
+                n, at = self._read_varint(at, end, what) if wire_type == BYTES else (SIZES[wire_type], at)
             if n > end - at:
                 raise CheckpointError(
                     f"{self.file}: truncated or damaged: a field of {what} should have {n} bytes at byte {at}, but "
                     f"{what} ends at byte {end}"
                 )
-            yield Field(number, kind, value, at, at + n)
+            yield Field(number, wire_type, value, at, at + n)
             at += n
 
     def _read_varint(self, at: int, end: int, what: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from quanterr.checkpoints import pickle_program
 from quanterr.checkpoints.base import DTYPE_BITS, MAX_TENSORS, CheckpointFile, Entry, check_lengths
 from quanterr.checkpoints.pickle_program import Name, Record, Storage, StoredTensor
 from quanterr.errors import CheckpointError
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 ZIP_START, LEGACY_START = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."  # first bytes
 LOCAL_HEADER = 30  # bytes before the name of a member
@@ -186,7 +186,7 @@ def _list_storages(content: Any) -> Iterator[Storage]:
 def _find_weights(file: CheckpointFile, content: Any, notes: list[str]) -> dict[Any, Any]:
     """Return the dictionary of weights in what a file holds, with notes on the rest."""
     if not isinstance(content, dict):
-        type_name = content.kind if isinstance(content, Record) else type(content).__name__
+        type_name = content.type_name if isinstance(content, Record) else type(content).__name__
         raise CheckpointError(
             f"{file}: holds a value of type {type_name}, not a dictionary of tensors: save model.state_dict()"
         )
@@ -197,7 +197,7 @@ def _find_weights(file: CheckpointFile, content: Any, notes: list[str]) -> dict[
         if key in holding:
             rest = [str(other) for other in holding if other != key and other not in TRAINING_KEYS]
             if rest:
-                notes.append(f"{file}: read are the tensors under {display(key)}; not those under {listed(rest)}")
+                notes.append(f"{file}: read are the tensors under {display(key)}; not those under {itemize(rest)}")
             return _find_weights(file, content[key], notes) if len(holding) == 1 else content[key]
     return {key: value for key, value in content.items() if key not in TRAINING_KEYS}
 
@@ -228,7 +228,7 @@ def _describe_subclass(name: str, record: Record, metadata: dict[str, str]) -> I
     module, _, last = name.rpartition(".")
     parts = {key: value for key, value in record.state.items() if isinstance(value, StoredTensor)}
     others = {str(key): _describe(value) for key, value in record.state.items() if key not in parts}
-    described = {"_type": record.kind.rpartition(".")[2], "_data": others, "_tensor_data_names": sorted(parts)}
+    described = {"_type": record.type_name.rpartition(".")[2], "_data": others, "_tensor_data_names": sorted(parts)}
     metadata[name] = json.dumps(described)
     for key, value in parts.items():
         yield f"{module}.{PART_PREFIX}{last}_{key}" if module else f"{PART_PREFIX}{last}_{key}", value

@@ -60,7 +60,7 @@ class StoredTensor(NamedTuple):
 class Record(NamedTuple):
     """An object of a class that only holds values: ``state`` maps its attributes, tensors among them, to values."""
 
-    kind: str
+    type_name: str
     arguments: tuple[Any, ...]
     state: dict[Any, Any]
 
@@ -129,7 +129,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 # Names that a file may hold and not call.
 NAMES = {
-    *(f"{module}.{kind}Storage" for kind in STORAGES for module in ("torch", "torch.storage")),
+    *(f"{module}.{storage}Storage" for storage in STORAGES for module in ("torch", "torch.storage")),
     *(f"torch.{dtype}" for dtype in DTYPES),
     *("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Buffer", "torch.strided", "builtins.dict"),
     "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",  # a key in checkpoints of Stable Diffusion

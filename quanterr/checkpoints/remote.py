@@ -71,14 +71,14 @@ class RemoteFile(CheckpointFile):
 
     def check_unchanged(self) -> None:
         """Raise CheckpointError if the store now has another version, unless each range already states its version."""
-        if self._version.kind is not TagKind.OTHER:
+        if self._version.tag_kind is not TagKind.OTHER:
             return
         now = self.remote.version()
         if now != self._version:
             raise make_changed_error(str(self), self._version, now)
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def timestamps(self) -> tuple[int, ...]:
         """An empty tuple, as the tag identifies the version."""
         return ()
 

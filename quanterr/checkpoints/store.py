@@ -27,7 +27,7 @@ class Version(NamedTuple):
 
     size: int
     tag: str | None  # an ETag, a date or a version; None if the store has none
-    kind: TagKind = TagKind.OTHER
+    tag_kind: TagKind = TagKind.OTHER
 
 
 class Store(Protocol):

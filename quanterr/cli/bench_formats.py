@@ -47,13 +47,13 @@ def _show(results: "list[BenchResult]", color: Color) -> None:
     from quanterr.outputs.sections import Column, Table
     from quanterr.outputs.terminal import make_console, print_table
 
-    kinds = list(dict.fromkeys(row.weights for row in results))
+    weight_names = list(dict.fromkeys(row.weights for row in results))
     names = list(dict.fromkeys(row.recipe for row in results))
     by_place = {(row.recipe, row.weights): row for row in results}
     rows = []
     for name in names:
-        per_kind = [by_place[name, kind] for kind in kinds]
-        cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in per_kind]
-        rows.append([name, f"{per_kind[0].bits_per_weight:.4g}", *cells])
-    columns = [Column("bits/w", 0), *(Column(kind, n + 1) for n, kind in enumerate(kinds))]
+        per_weight = [by_place[name, weight_name] for weight_name in weight_names]
+        cells = ["exact" if row.snr_db is None else f"{row.snr_db:.2f}" for row in per_weight]
+        rows.append([name, f"{per_weight[0].bits_per_weight:.4g}", *cells])
+    columns = [Column("bits/w", 0), *(Column(weight_name, n + 1) for n, weight_name in enumerate(weight_names))]
     print_table(Table("SNR in dB on synthetic weights", "recipe", columns, rows), make_console(sys.stdout, color))

@@ -45,7 +45,7 @@ class Display(CheckedOptions):
     ] = ()
     no_clobber: Annotated[bool, Option("Do not overwrite existing files.", OUTPUT, rare=True)] = False
     top_layers: Annotated[
-        int | None, Option("Show tables, as -v does, with N layers; 10 by default.", OUTPUT, "N", least=0)
+        int | None, Option("Show tables, as -v does, with N layers; 10 by default.", OUTPUT, "N", minimum=0)
     ] = None
     sort_by: Annotated[
         Literal["snr", "mae", "relative", "max"], Option("Metric that ranks the worst layers.", OUTPUT, rare=True)

@@ -19,7 +19,7 @@ from typer.core import TyperGroup, TyperOption
 from quanterr.errors import UsageError
 from quanterr.options import MADE_UP_CALLS
 from quanterr.util.strict_json import JsonFields, JsonObject, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 from quanterr.util.toml_file import read_toml
 
 FILE, PROJECT = "quanterr.toml", "pyproject.toml"
@@ -54,7 +54,7 @@ def read_defaults(context: typer.Context) -> dict[str, JsonObject]:
         values[option] = value
         sources.append(variable)
     if sources:
-        print(f"quanterr: settings from {listed(sources, len(sources))}", file=sys.stderr)
+        print(f"quanterr: settings from {itemize(sources, len(sources))}", file=sys.stderr)
     return {command: values}
 
 
@@ -122,7 +122,7 @@ def _check_names(fields: JsonFields, known: JsonFields, path: Path, noun: str) -
 
 def _describe_unknown(name: str, known: JsonFields, noun: str) -> str:
     near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {listed(sorted(known), 40)}"
+    hint = f"did you mean {near[0]}?" if near else f"there are {itemize(sorted(known), 40)}"
     return f"no {noun} named {display(name)}; {hint}"
 
 

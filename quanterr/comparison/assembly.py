@@ -41,7 +41,7 @@ from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing, WeightResult
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.casts import Copy
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, escape_surrogates, listed, parse_digits
+from quanterr.util.text import count, display, escape_surrogates, itemize, parse_digits
 from quanterr.version import __version__
 
 MAX_WAITING_HISTOGRAMS = 64  # histograms that a group collects before it adds them up
@@ -305,7 +305,7 @@ class ReportBuilder:
             by_side[leftover.side][leftover.bucket] += leftover.entries
         for number, pair in enumerate(self._pairing.pairs):
             bucket = self._find_bucket(number)
-            for by_bucket, codes, parts in zip(by_side.values(), pair.codes, pair.consumed, strict=True):
+            for by_bucket, codes, parts in zip(by_side.values(), pair.codes, pair.other_entries, strict=True):
                 by_bucket[bucket] += codes if number not in self._refused else ()
                 by_bucket[Bucket.CONSUMED] += parts
         sizes = {side: _sum_buckets(entries) for side, entries in by_side.items()}
@@ -340,7 +340,7 @@ class ReportBuilder:
             names = list(dict.fromkeys(item.layer_name for item in not_compared if item.bucket == bucket))
             if names:
                 why = next(item.reason for item in not_compared if item.bucket == bucket)
-                shown = f"{count(len(names), 'tensor')} {_describe_bucket(bucket)}: {listed(names, 3)} ({why})"
+                shown = f"{count(len(names), 'tensor')} {_describe_bucket(bucket)}: {itemize(names, 3)} ({why})"
                 reasons.append(shown + _suggest_exclusion(names) if bucket in ONE_SIDED_BUCKETS else shown)
         known_faults = list_errors(findings)
         if not self._pairing.pairs and not reasons and not known_faults:
@@ -349,7 +349,7 @@ class ReportBuilder:
 
 
 def _list_names(checkpoint: Checkpoint) -> str:
-    return listed(list(checkpoint.entries)) if checkpoint.entries else "no tensors"
+    return itemize(list(checkpoint.entries)) if checkpoint.entries else "no tensors"
 
 
 def _describe_bucket(bucket: Bucket) -> str:

@@ -258,7 +258,10 @@ def _make_rankable(
     worst = min(known, key=lambda name: -known[name].ratio)
     total = [sum(part) for part in zip(*((result.signal, result.noise) for result in known.values()), strict=True)]
     weighted = [
-        sum(part) for part in zip(*(result.weighted for result in known.values() if result.weighted), strict=True)
+        sum(part)
+        for part in zip(
+            *(result.weighted_energies for result in known.values() if result.weighted_energies), strict=True
+        )
     ]
     row = Candidate(
         name=recipe.name,

@@ -8,7 +8,7 @@ from quanterr.pairing.model import LargestError, Pair, WeightResult
 from quanterr.samples.measuring import SampleMeasurer
 from quanterr.samples.native import PlainSample
 from quanterr.samples.reading import PairReader
-from quanterr.tensors.casts import CastTest, Copy, find_narrowest, least_normal, rounds_to_nearest
+from quanterr.tensors.casts import CastTest, Copy, find_narrowest, get_smallest_normal, rounds_to_nearest
 from quanterr.tensors.chunks import Chunk, Cut
 
 
@@ -46,7 +46,7 @@ def _check_copy(reader: PairReader, sums: Sums) -> Copy | None:
     cast = find_cast(pair)
     if cast is None:
         return None
-    largest = sums.cast_max if least_normal(*cast) else sums.relative_max
+    largest = sums.cast_max if get_smallest_normal(*cast) else sums.relative_max
     if sums.exact or (not sums.zero_reference and rounds_to_nearest(*cast, largest)):
         return Copy.SAME
     test = CastTest(*cast, pair.original.computed or pair.quantized.computed)

@@ -74,7 +74,7 @@ def make_identity(
         "samples": samples,
         "inputs": [checkpoint.identity for checkpoint in checkpoints],
         "contents": [file.digest() for checkpoint in checkpoints for file in checkpoint.files],
-        "written": [file.written for checkpoint in checkpoints for file in checkpoint.files],
+        "written": [file.timestamps for checkpoint in checkpoints for file in checkpoint.files],
         "layers": list(options.selection.patterns),
         "outlier_threshold": options.outlier_threshold,
         "importance": digest_file(options.importance),

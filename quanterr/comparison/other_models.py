@@ -4,7 +4,7 @@ import re
 
 from quanterr.checkpoints import Checkpoint
 from quanterr.pairing.converters.denoisers import name_family
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 LANGUAGE_MODEL = re.compile(r"(^|\.)(layers|h|blk)\.\d+\.(self_attn|attn|attention|attn_q|mlp|ffn_up)\.")
 MIN_VECTORS = 4  # norms and biases that are compared by length: if there are fewer, lengths may differ by chance
@@ -20,7 +20,7 @@ def describe_other_model(original: Checkpoint, quantized: Checkpoint) -> str | N
             return f"different models: {display(first)} and {display(second)}"
     widths = [{entry.n for entry in side.entries.values() if len(entry.shape) == 1} for side in sides]
     if all(map(_has_vectors, sides)) and widths[0].isdisjoint(widths[1]):
-        lengths = [listed([str(length) for length in sorted(side)], 3) for side in widths]
+        lengths = [itemize([str(length) for length in sorted(side)], 3) for side in widths]
         blocks = [count(_count_blocks(side), "block") for side in sides]
         return (
             f"different models: norms and biases of the original have {lengths[0]} elements, in {blocks[0]}; those of "

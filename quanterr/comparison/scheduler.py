@@ -26,7 +26,7 @@ from quanterr.lazy_torch import torch
 from quanterr.metrics.sums import Sums
 from quanterr.pairing.model import Pair, WeightResult
 from quanterr.samples.small_weights import MAX_ROUND_WEIGHTS, ROUND_ELEMENTS
-from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, LEAST_DEVICE_CHUNK, Chunk, Cut, split_chunks
+from quanterr.tensors.chunks import CPU_CHUNK, DEVICE_CHUNK, MIN_DEVICE_CHUNK, Chunk, Cut, split_chunks
 from quanterr.tensors.devices import give_back_device_memory
 from quanterr.tensors.pinned_ring import READERS
 from quanterr.tensors.pool import map_in_threads
@@ -277,8 +277,8 @@ class Scheduler:
             try:
                 return work()
             except torch.OutOfMemoryError:
-                if worker.size > LEAST_DEVICE_CHUNK:
-                    device, size = worker.device, max(worker.size // 2, LEAST_DEVICE_CHUNK)
+                if worker.size > MIN_DEVICE_CHUNK:
+                    device, size = worker.device, max(worker.size // 2, MIN_DEVICE_CHUNK)
                 elif self._may_move and worker.device != cpu:
                     device, size = cpu, CPU_CHUNK
                 else:

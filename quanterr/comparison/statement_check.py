@@ -9,7 +9,7 @@ from quanterr.comparison.run import compare_each
 from quanterr.documents.statement import Resource, Statement
 from quanterr.errors import CheckpointError, Interrupted
 from quanterr.options import CompareOptions
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 Path = str | os.PathLike[str]
 
@@ -26,13 +26,13 @@ def check_files(path: Path, stated: Sequence[Resource], side: str, options: Comp
     for name, sums in stored.items():
         if name in wanted and sums != wanted[name]:
             raise CheckpointError(
-                f"{display(os.fspath(path))}: {display(name)} was changed: its SHA-256 is {listed(sums, 3)}, and the "
-                f"statement has {display(listed(wanted[name], 3), 200)} for the {side} side; get the file that the "
+                f"{display(os.fspath(path))}: {display(name)} was changed: its SHA-256 is {itemize(sums, 3)}, and the "
+                f"statement has {display(itemize(wanted[name], 3), 200)} for the {side} side; get the file that the "
                 "statement is about"
             )
     for names, what in ((wanted.keys() - stored, "is missing"), (stored.keys() - wanted, "is not in the statement")):
         if names:
-            listing = listed(sorted(names), 3)
+            listing = itemize(sorted(names), 3)
             raise CheckpointError(f"{display(os.fspath(path))}: {listing} {what}, on the {side} side")
     return sum(map(len, stored.values()))
 

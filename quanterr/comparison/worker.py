@@ -18,7 +18,7 @@ from quanterr.samples.conspicuous_rows import make_cell_grid
 from quanterr.samples.kept_rows import SampleKeeper
 from quanterr.samples.reading import Buffers, PairReader
 from quanterr.samples.small_weights import MAX_KEPT_ELEMENTS
-from quanterr.tensors.casts import least_normal
+from quanterr.tensors.casts import get_smallest_normal
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk
 from quanterr.tensors.devices import own_stream
 from quanterr.tensors.workspace import OUTPUT
@@ -162,7 +162,7 @@ class Worker:
 
 def _make_options(pair: Pair) -> SumOptions:
     cast = find_cast(pair)
-    normal = least_normal(*cast) if cast else 0.0
+    normal = get_smallest_normal(*cast) if cast else 0.0
     return SumOptions(pair.importance, pair.original.matrix_rows, make_cell_grid(pair.quantized), normal)
 
 

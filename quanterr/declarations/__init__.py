@@ -79,7 +79,7 @@ class Declarations:
         ]
 
     @property
-    def refused(self) -> list[tuple[str, str]]:
+    def refusals(self) -> list[tuple[str, str]]:
         """Keys and entries whose expression cannot be matched."""
         lists: Sequence[tuple[str, Entries]] = (*self._rules.choosing, *self._rules.excluding)
         return [(key, entry) for key, entries in lists for entry in entries.refused]

@@ -45,10 +45,13 @@ def diff(old: Stored, new: Stored, force: bool = False) -> Diff | CandidateDiff:
     """
     kinds, names = (_find_kind(old), _find_kind(new)), (_pick_name(old), _pick_name(new))
     if kinds[0] != kinds[1]:
-        for result, kind in zip((old, new), kinds, strict=True):
-            if kind.name == "Report":
-                _load(result, kind)  # raises for a missing or damaged file, whose kind is reported as Report
-        words = [f"{display(name)} is of kind {kind.name.lower()}" for name, kind in zip(names, kinds, strict=True)]
+        for result, document_kind in zip((old, new), kinds, strict=True):
+            if document_kind.name == "Report":
+                _load(result, document_kind)  # raises for a missing or damaged file, whose kind is reported as Report
+        words = [
+            f"{display(name)} is of kind {document_kind.name.lower()}"
+            for name, document_kind in zip(names, kinds, strict=True)
+        ]
         raise UsageError(f"{', '.join(words)}: only two results of the same kind can be compared")
     before, after = (_load(result, kinds[0]) for result in (old, new))
     if kinds[0].name == "Report":
@@ -66,7 +69,9 @@ def _load(result: Stored, document_kind: DocumentKind) -> Document:
 def _find_kind(result: Stored) -> DocumentKind:
     if isinstance(result, str | PathLike):
         return find_kind(fspath(result))
-    document_kind = next((kind for kind in KINDS.values() if kind.name == type(result).__name__), None)
+    document_kind = next(
+        (document_kind for document_kind in KINDS.values() if document_kind.name == type(result).__name__), None
+    )
     if document_kind is None:
         raise UsageError(
             f"cannot compare a {type(result).__name__}; "
@@ -145,22 +150,22 @@ def _compare_formats(was: Item, now: Item) -> Iterator[FormatChange]:
 
 
 def diff_candidates(
-    kind: DocumentKind, old: Document, new: Document, names: tuple[str, str], force: bool
+    document_kind: DocumentKind, old: Document, new: Document, names: tuple[str, str], force: bool
 ) -> CandidateDiff:
     """Compare two documents of a kind, candidate by candidate.
 
     Raises:
         UsageError: originals, texts or settings differ, and ``force`` is False.
     """
-    document = kind.name.lower()
-    how: Changes = kind.values.CHANGES
+    kind_name = document_kind.name.lower()
+    how: Changes = document_kind.values.CHANGES
     why = _check_comparable(how, old, new, names, force)
-    before, after = (_list_sides(kind, one) for one in (old, new))
+    before, after = (_list_sides(document_kind, document) for document in (old, new))
     if len(before) == len(after) == 1:  # a single candidate is compared even if its name differs
         before = dict(zip(after, before.values(), strict=True))
     both, added, gone = _pair_up(before, after)
     changes = [_compare_sides(how, *pair) for pair in both]
-    return CandidateDiff(f"quanterr.{document}_diff", candidates.SCHEMA_VERSION, *names, why, changes, added, gone)
+    return CandidateDiff(f"quanterr.{kind_name}_diff", candidates.SCHEMA_VERSION, *names, why, changes, added, gone)
 
 
 class CandidateSide(NamedTuple):
@@ -172,10 +177,10 @@ class CandidateSide(NamedTuple):
     subject: Subject
 
 
-def _list_sides(kind: DocumentKind, document: Document) -> dict[str, CandidateSide]:
+def _list_sides(document_kind: DocumentKind, document: Document) -> dict[str, CandidateSide]:
     """Return the candidates by name; a document without candidates counts as one that is named after its kind."""
-    subjects: Sequence[Subject] = kind.values.list_subjects(document)
-    names = [subject.name or kind.name.lower() for subject in subjects]
+    subjects: Sequence[Subject] = document_kind.values.list_subjects(document)
+    names = [subject.name or document_kind.name.lower() for subject in subjects]
     candidates = getattr(document, "candidates", [document])
     return {
         name: CandidateSide(name, getattr(candidate, "verdict", None), getattr(candidate, "bytes", None), subject)

@@ -17,7 +17,7 @@ from quanterr.documents.base import Model, RunInfo, Tool, dumps, dumps_each
 from quanterr.errors import UsageError
 from quanterr.util.arguments import public
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, listed, with_article
+from quanterr.util.text import display, itemize, with_article
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,7 +101,7 @@ class Result:
     def _flatten_items(self, items: str) -> Iterator[JsonObject]:
         lists = {name: value for name, value in list_fields(self) if isinstance(value, list)}
         if items not in lists:
-            known = listed(list(lists), 20)
+            known = itemize(list(lists), 20)
             raise UsageError(f"items: {display(items)} is no list of {with_article(self.noun)}; choose {known}")
         return map(_flatten, lists[items])
 

@@ -10,7 +10,7 @@ from quanterr.documents.reading import read_json
 from quanterr.errors import ReportError
 from quanterr.util.strict_json import JsonObject
 from quanterr.util.student import find_t
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 SCHEMA, MAJOR = "quanterr.sensitivity", "1"
 MIN_SIGNIFICANCE = 3.0  # minimum ratio of a cost to its standard error for calibration
@@ -83,7 +83,7 @@ class Sensitivity:
         """The calibration in words, with the interval of other recipes and plans; None without a calibration."""
         if not self.factors:
             return None
-        each = listed([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
+        each = itemize([f"{name} {factor:.2f}" for name, factor in self.factors.items()], 4)
         words = (
             f"{self.cost.measure} is calibrated by recipes measured with the sensitivity (measured ÷ predicted: {each})"
         )

@@ -26,7 +26,7 @@ from quanterr.errors import ReportError, UsageError
 from quanterr.metrics.scores import doc
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://github.com/quanterr/quanterr/origin/v1"  # the last part is the version of the predicate
@@ -105,7 +105,7 @@ def make_statement(report: Report) -> Statement:
 
 def _list_reasons(report: Report) -> list[str]:
     lost = [tensor.display_name for tensor in report.origin if tensor.kind == NOT_SHOWN]
-    reasons = [f"{count(len(lost), 'tensor')} not shown: {listed(lost, 3)}"] if lost else []
+    reasons = [f"{count(len(lost), 'tensor')} not shown: {itemize(lost, 3)}"] if lost else []
     if left := report.coverage.quantized.get("filtered_out"):
         reasons.append(f"{count(left.tensors, 'tensor')} not selected")
     return reasons if report.origin else [*reasons, "there is no tensor"]

@@ -18,7 +18,7 @@ from quanterr.documents.loading import Loading
 from quanterr.errors import UsageError
 from quanterr.metrics import NONFINITE
 from quanterr.metrics.scores import Score
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 HALF_WIDTH = 1.96  # half the width of a 95 % confidence interval, in standard errors
 MAX_NAMED = 5  # candidates that a message names
@@ -169,7 +169,7 @@ def combine_verdicts(candidates: Mapping[str, HasGates]) -> tuple[Word, StoredRe
 def name_candidates(names: Sequence[str], candidates: int) -> str:
     """Return the names of candidates that share something, or "all 3 candidates"."""
     if len(names) < max(candidates, 2):
-        return listed(names, MAX_NAMED)
+        return itemize(names, MAX_NAMED)
     return "both candidates" if candidates == 2 else f"all {candidates:,} candidates"
 
 

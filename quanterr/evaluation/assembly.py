@@ -42,7 +42,7 @@ from quanterr.findings.headers import group_omissions
 from quanterr.options import EvaluateOptions
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.devices import describe_device
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 from quanterr.version import __version__
 
 MIN_MASSIVE_SPREAD = 100.0  # activations with at least this input_spread count as massive
@@ -129,12 +129,12 @@ def _evaluate_candidate(measured: Measured, prepared: Prepared) -> Evaluated:
     missing = [Missing(key, display(key), why) for key, why in candidate.not_found.items()]
     reasons = prepared.doubts
     if missing:
-        names = listed([item.layer_name for item in missing], 3)
+        names = itemize([item.layer_name for item in missing], 3)
         reasons.append(f"{count(len(missing), 'tensor')} taken from the original: {names} ({missing[0].reason})")
     extra = {key: why for key, why in candidate.unused.items() if key not in candidate.not_found}
     if extra:
         why = next(iter(extra.values()))
-        names = listed(list(extra), 3)
+        names = itemize(list(extra), 3)
         reasons.append(f"{count(len(extra), 'tensor')} of the candidate not used: {names} ({why})")
     if outcome.not_finite:
         reasons.append(f"not finite from {outcome.not_finite} on")
@@ -233,7 +233,9 @@ def _find_findings(candidate: Candidate, outcome: Outcome, prepared: Prepared) -
     with model_folder(candidate.checkpoint) as folder:
         fingerprint = tokenizer_fingerprint(folder)
     if None not in (fingerprint, prepared.tokenizer) and fingerprint != prepared.tokenizer:
-        message = f"{folder.named('tokenizer.json')} is another tokenizer than the original's, with which both were run"
+        message = (
+            f"{folder.locate('tokenizer.json')} is another tokenizer than the original's, with which both were run"
+        )
         yield make_finding("config_mismatch", "warning", None, message, "take the original's tokenizer.json")
 
 
@@ -241,7 +243,7 @@ def _report_parts(candidate: Candidate) -> Iterator[Finding]:
     """Report parts of the model that a converter writes to another file: a tower, or the language model next to it."""
     for (side, reason), names in group_omissions(candidate.plan.leftovers).items():
         if side == "original":
-            message = f"{count(len(names), 'tensor')} run as the original has them: {reason}: {listed(names, 3)}"
+            message = f"{count(len(names), 'tensor')} run as the original has them: {reason}: {itemize(names, 3)}"
             yield make_finding("omitted_parts", "info", None, message, "evaluate the other file as well", tensors=names)
 
 
@@ -259,7 +261,7 @@ def _report_another_model(outcome: Outcome) -> list[Finding]:
     names = [weight.layer_name for weight in unlike]
     message = (
         f"another model? The outputs of {len(unlike):,} of {count(len(changed), 'changed weight')} differ from the "
-        f"original's by as much as these are: {listed(names, 3)}"
+        f"original's by as much as these are: {itemize(names, 3)}"
     )
     remedy = "compare both checkpoints: they are of different models, or the weights are read wrongly"
     return [make_finding("another_source", "warning", None, message, remedy, layers=names)]
@@ -274,7 +276,7 @@ def _report_large(outcome: Outcome) -> list[Finding]:
     names = [weight.layer_name for weight in large]
     message = (
         f"large output errors: {len(large):,} of {count(len(changed), 'changed weight')}, up to "
-        f"{100 * (large[0].output_error or 0.0):.3g} %: {listed(names, 3)}"
+        f"{100 * (large[0].output_error or 0.0):.3g} %: {itemize(names, 3)}"
     )
     remedy = "compare both checkpoints, which names damage; otherwise give these weights more bits"
     return [make_finding("large_output_errors", "warning", large[0].layer_name, message, remedy, layers=names)]
@@ -293,7 +295,7 @@ def _report_massive(outcome: Outcome) -> Iterator[Finding]:
     ]
     massive.sort(key=lambda weight: -(weight.input_spread or 0.0))
     if massive:
-        names = listed([weight.layer_name for weight in massive], 3)
+        names = itemize([weight.layer_name for weight in massive], 3)
         message = (
             f"massive activations: {count(len(massive), 'changed weight')} with an input "
             f"{massive[0].input_spread:,.0f} times as large as others: {names}"

@@ -86,7 +86,7 @@ class Prepared(NamedTuple):
         return self.calls.source if self.calls is not None else ", ".join(text.source for text in self.texts)
 
     @property
-    def given(self) -> Tensor:
+    def input_ids(self) -> Tensor:
         """Token ids of the texts as the model gets them, (n, context), taking chunks from the texts in turn.
 
         Raises:

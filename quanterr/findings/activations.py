@@ -15,7 +15,7 @@ from quanterr.formats.shared.scale_statistics import ScaleStatistics
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Bucket, Pairing
 from quanterr.tensors.workspace import read_entry
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NO_SCALES = "zero_point", "scaled_fp8"  # endings of auxiliary tensors that are not scales
@@ -38,7 +38,7 @@ def check_activation_scales(contents: Contents) -> Iterator[Finding]:
     of_none = [
         entry for leftover in contents.leftovers if leftover.bucket == Bucket.CONSUMED for entry in leftover.entries
     ]
-    of_weights = [entry for pair in contents.pairing.pairs for entry in pair.consumed[contents.number]]
+    of_weights = [entry for pair in contents.pairing.pairs for entry in pair.other_entries[contents.number]]
     scales = [entry for entry in (*of_weights, *of_none) if is_auxiliary(entry.name)]
     yield from _check_side(contents.side, scales, contents.pairing, contents.reader)
     tables = [entry for entry in of_none if not is_auxiliary(entry.name) and _is_readable(entry)]
@@ -55,7 +55,7 @@ def _check_tables(side: str, entries: list[Entry]) -> Iterator[Finding]:
     if bad:
         message = (
             f"NaN, infinity or values above {MAX_SCALE:.0e} in {count(len(bad), 'tensor')} of the {side} checkpoint "
-            f"outside any weight: {listed(bad, 3)}"
+            f"outside any weight: {itemize(bad, 3)}"
         )
         yield make_finding("bad_table", "error", None, message, "copy them from the original", tensors=bad)
 
@@ -65,13 +65,13 @@ def check_scale_sizes(contents: Contents) -> Iterator[Finding]:
     """Check that the number of each weight's activation scales divides its rows or columns."""
     odd = [
         f"{entry.name} ({entry.n:,})"
-        for stored in contents.stored
+        for stored in contents.weights
         for entry in stored.parts
         if entry.name.endswith(INPUT_SCALES) and entry.n and all(size % entry.n for size in stored.weight.matrix)
     ]
     if odd:
         message = (
-            f"activation scales whose number fits neither the rows nor the columns of their weight: {listed(odd, 3)}"
+            f"activation scales whose number fits neither the rows nor the columns of their weight: {itemize(odd, 3)}"
         )
         yield make_finding("scale_misfit", "warning", None, message, "recalibrate", tensors=odd)
 
@@ -102,7 +102,7 @@ def _check_side(side: str, stored: Sequence[Entry], plan: Pairing, reader: Reade
         if names:
             message = (
                 f"activation scales are {what} in {count(len(names), 'tensor')} of the {side} checkpoint: "
-                f"{listed(names, 3)}"
+                f"{itemize(names, 3)}"
             )
             remedy = "recalibrate: no weight depends on these scales, but runtimes that use them give wrong outputs"
             yield make_finding(code, severity, None, message, remedy, tensors=names)

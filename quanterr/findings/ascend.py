@@ -16,7 +16,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.formats import Weight
 from quanterr.formats.shared.ascend_types import TYPES
 from quanterr.util.strict_json import JsonFields
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 REMEDY = f"put the {ASCEND_CONFIG} that the quantizer wrote back next to the weights, or quantize again"
 
@@ -28,7 +28,7 @@ def check_description(description: JsonFields, weights: Sequence[Weight]) -> Ite
         if problem := _compare(description.get(weight.codes.name), weight):
             names_by_problem.setdefault(problem, []).append(weight.codes.name)
     for problem, names in names_by_problem.items():
-        message = f"{ASCEND_CONFIG} {problem}: {count(len(names), 'weight')}: {listed(names, 3)}"
+        message = f"{ASCEND_CONFIG} {problem}: {count(len(names), 'weight')}: {itemize(names, 3)}"
         yield make_finding("config_mismatch", "error", None, message, REMEDY, layers=names, key=ASCEND_CONFIG)
 
 

@@ -56,7 +56,7 @@ class Heads(NamedTuple):
 def check_heads(contents: Contents) -> Iterator[Finding]:
     """Report declared sizes of heads that no layer has, and rotations of only a part of each head."""
     checkpoint = contents.checkpoint
-    metadata, layers = checkpoint.gguf, _gather_projections(contents.stored)
+    metadata, layers = checkpoint.gguf, _gather_projections(contents.weights)
     read = [_read_gguf(metadata, n) if metadata else _read_config(checkpoint.model_config) for n in layers]
     declared = [(heads, shapes) for heads, shapes in zip(read, layers.values(), strict=True) if heads]
     if declared and not any(heads.fit(shapes) for heads, shapes in declared):

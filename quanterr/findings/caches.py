@@ -8,7 +8,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
 from quanterr.pairing.inputs import CacheScales, find_cache_scales
 from quanterr.pairing.transforms import find_lone_transforms
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 # What is missing of a KV cache → what vLLM or other runtimes do (see find_cache_scales).
 WITHOUT_SCALES = {
@@ -48,17 +48,17 @@ def report_cache_scales(cache: CacheScales) -> Iterator[Finding]:
         there = "an FP8 KV cache is declared" if cache.is_declared else "the other modules have scales of a KV cache"
         message = (
             f"{there}, but scales of {what} are missing for "
-            f"{count(len(names), 'attention module')}: {listed(names, 3)}; {WITHOUT_SCALES[what]}"
+            f"{count(len(names), 'attention module')}: {itemize(names, 3)}; {WITHOUT_SCALES[what]}"
         )
         yield make_finding("missing_kv_scale", "warning", None, message, remedy, modules=names)
     if cache.shared:
         message = (
             f"keys and values share one scale, kv_scale, in {count(len(cache.shared), 'attention module')}: "
-            f"{listed(cache.shared, 3)}; vLLM uses it for both, and calls that deprecated"
+            f"{itemize(cache.shared, 3)}; vLLM uses it for both, and calls that deprecated"
         )
         yield make_finding("missing_kv_scale", "info", None, message, remedy, modules=cache.shared)
     if (names := [scale.name for scale in cache.several]) and not cache.of_heads:
-        shown = listed([f"{scale.name} ({scale.n:,})" for scale in cache.several], 3)
+        shown = itemize([f"{scale.name} ({scale.n:,})" for scale in cache.several], 3)
         message = (
             f"scales of keys or values hold several numbers in {count(len(names), 'tensor')}, where one was declared: "
             f"{shown}; vLLM refuses them"

@@ -17,7 +17,7 @@ from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import Copy
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 WIDE, HALF = "F32", frozenset({"BF16", "F16"})
 CAST_FORMATS = ("dense", "fp8_cast")  # numbers without scales; those of GGUF are left out: its converter chooses dtypes
@@ -45,7 +45,7 @@ def _report(cast: Sequence[WeightSummary], kept: str, remedy: str) -> Finding:
     shown = f"; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB" if worst_db is not None else ""
     message = (
         f"{count(len(names), 'tensor')} {kept} {'is' if len(names) == 1 else 'are'} stored as {dtypes}: "
-        f"{listed(names, 3)}{shown}"
+        f"{itemize(names, 3)}{shown}"
     )
     return make_finding(
         "cast_down", "warning", None, message, f"{remedy}: they are small", layers=names, snr_db=worst_db

@@ -15,7 +15,7 @@ from quanterr.findings.limits import BIT_DB, DOUBLE_DB, MIN_VALUES
 from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import torch
 from quanterr.metrics.attainable import level
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 MAX_COLUMNS = 64  # maximum number of columns of a weight that are compared with all others
 MAX_LISTED_COLUMNS = 3
@@ -57,7 +57,7 @@ def _check_weight(weight: WeightSummary, reader: Reader) -> Iterator[Finding]:
         "excess_columns",
         "warning",
         weight.pair.name,
-        f"{display(weight.pair.name)}: columns were exchanged or copied: {listed(what, MAX_LISTED_COLUMNS)}",
+        f"{display(weight.pair.name)}: columns were exchanged or copied: {itemize(what, MAX_LISTED_COLUMNS)}",
         "quantize this layer again; if columns are still exchanged, look at how the quantizer orders them (g_idx)",
         places=[[-1, place] for place in places[:MAX_COLUMNS]],
         number=len(places),

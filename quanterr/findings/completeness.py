@@ -17,7 +17,7 @@ from quanterr.pairing.conversion import is_mlx
 from quanterr.pairing.model import Bucket
 from quanterr.selection.roles import place_of
 from quanterr.util.strict_json import JsonFields
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.\w+")
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "embed_out.", "output.")
@@ -153,7 +153,7 @@ def _check_tower(checkpoint: Checkpoint) -> Iterator[Finding]:
         if lacking:
             message = (
                 f"the GGUF metadata (clip.{tower}.block_count) declare {count(promised, 'block')}, but no tensor is "
-                f"stored for {listed([f'{letter}.blk.{n}' for n in lacking], 3)}"
+                f"stored for {itemize([f'{letter}.blk.{n}' for n in lacking], 3)}"
             )
             yield make_finding(
                 "incomplete", "warning", None, message, "convert the model again: llama.cpp refuses the file"
@@ -183,7 +183,7 @@ def _check_blocks(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _report_gap(stack: str, module: str, lacking: list[int], having: int) -> Finding:
-    shown = listed([f"{stack}.{n}" for n in lacking], 3)
+    shown = itemize([f"{stack}.{n}" for n in lacking], 3)
     message = (
         f"{shown} {'lacks' if len(lacking) == 1 else 'lack'} {display(module)}, which the other "
         f"{count(having, 'block')} of {display(stack)} have"

@@ -18,7 +18,7 @@ from quanterr.metrics.sums import RowSums, Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, unify_numbers
 from quanterr.tensors.chunks import CPU_CHUNK, Cut
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 # Matrices that may rightly be zero: those that are zero at the start of training and that training may not reach
 # (LoRA's second matrix, ControlNet's zero convolutions), and the embedding of token types in models without types.
@@ -96,7 +96,7 @@ class ConstantWeights:
         where, whose = ("", "the checkpoint") if self._alone else (" on both sides", "the original")
         message = (
             f"{count(len(pairs), 'weight')} {'is' if len(pairs) == 1 else 'are'} {what} throughout{where}: "
-            f"{listed(labels, 4)}; trained matrices are not{'' if self._alone else ', and no metric shows it'}"
+            f"{itemize(labels, 4)}; trained matrices are not{'' if self._alone else ', and no metric shows it'}"
         )
         remedy = (
             f"compare {whose} with the one from which it was converted or uploaded: its values were lost, "

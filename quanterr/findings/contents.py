@@ -69,11 +69,11 @@ class Contents:
         return [leftover for leftover in self.pairing.leftovers if leftover.side == self.side]
 
     @cached_property
-    def stored(self) -> list[Stored]:
+    def weights(self) -> list[Stored]:
         """Its recognized weights; in a comparison only those that have a counterpart."""
         weights = ((pair, (pair.original, pair.quantized)[self.number]) for pair in self.pairing.pairs)
         return [
-            Stored(pair.name, weight, pair.consumed[self.number], not self.is_alone or _shows_shape(weight))
+            Stored(pair.name, weight, pair.other_entries[self.number], not self.is_alone or _shows_shape(weight))
             for pair, weight in weights
         ]
 

@@ -8,7 +8,7 @@ from quanterr.findings.checks import RESULT, WEIGHTS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.layers import AllWeights
 from quanterr.pairing.model import Pair
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 SMALLEST_ERROR = 1e-10  # relative errors below this are shown as 200 dB
 
@@ -28,7 +28,7 @@ def check_conventions(weights: AllWeights) -> Iterator[Finding]:
             for side_errors in zip(*((error.prescribed_error, error.other_error) for error in errors), strict=True)
         )
         layer = names[0] if len(names) == 1 else None
-        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
+        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({itemize(names, 3)})"
         message = (
             f"{whose}: {format_range(first)} with {prescribed}, which is how it will be loaded; {format_range(second)} "
             f"with {other}, on a sample"

@@ -14,7 +14,7 @@ from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents, Stored
 from quanterr.selection.roles import role_of, without_numbers
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 REMEDY = "correct the configuration: loaders that follow it fail, or read wrong values"
 LINEAR_ROLES = frozenset({"attention", "mlp"})  # roles that only weights of linear layers have
@@ -33,7 +33,7 @@ def check_declared(contents: Contents) -> Iterator[Finding]:
         return
     if declared.program is None or declared.program.name == "ModelSlim":  # ``ascend`` checks its description
         return
-    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.stored]
+    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.weights]
     coded = [(stored, scheme) for stored, scheme in schemes if stored.weight.has_codes]
     yield from _check_excluded(declared, coded)
     yield from _check_unnamed(declared, coded)
@@ -58,10 +58,10 @@ def _check_excluded(declared: Declarations, coded: Sequence[tuple[Stored, Scheme
             by_key.setdefault(scheme.key, []).append((stored, scheme))
     for key, excluded in by_key.items():
         names = [stored.name for stored, _ in excluded]
-        entries = listed(list(dict.fromkeys(scheme.entry for _, scheme in excluded if scheme.entry)), 3)
+        entries = itemize(list(dict.fromkeys(scheme.entry for _, scheme in excluded if scheme.entry)), 3)
         message = (
             f"{declared.place} excludes {count(len(names), 'layer')} from quantization ({key}"
-            f"{': ' + entries if entries else ''}), but codes are stored: {listed(names, 3)}"
+            f"{': ' + entries if entries else ''}), but codes are stored: {itemize(names, 3)}"
         )
         yield report_mismatch(message, names, key=key)
 
@@ -76,8 +76,8 @@ def _check_unnamed(declared: Declarations, coded: Sequence[tuple[Stored, Scheme 
     names = [name for name in unnamed if role_of(name) in LINEAR_ROLES]
     if names and (targets := declared.targets):
         yield report_mismatch(
-            f"{declared.place} declares targets {listed(targets, 3)} and no others, but codes are stored for "
-            f"{count(len(names), 'weight')}: {listed(names, 3)}",
+            f"{declared.place} declares targets {itemize(targets, 3)} and no others, but codes are stored for "
+            f"{count(len(names), 'weight')}: {itemize(names, 3)}",
             names,
         )
     head = [
@@ -92,7 +92,7 @@ def _check_unnamed(declared: Declarations, coded: Sequence[tuple[Stored, Scheme 
         and declared.config.get("lm_head") is not True
     ):
         yield report_mismatch(
-            f"{declared.place} does not declare lm_head true, but codes are stored for {listed(head)}: vLLM builds an "
+            f"{declared.place} does not declare lm_head true, but codes are stored for {itemize(head)}: vLLM builds an "
             "unquantized output layer, and does not find its weight",
             head,
             key="lm_head",
@@ -107,7 +107,7 @@ def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme |
     program = declared.program.name if declared.program else ""
     method = declared.config.get("quant_method") or declared.config.get("quant_algo") or program
     message = (
-        f"the configuration declares {display(str(method))} and does not exclude {listed(left, 3)}, "
+        f"the configuration declares {display(str(method))} and does not exclude {itemize(left, 3)}, "
         f"which {'is' if len(left) == 1 else 'are'} stored unquantized"
     )
     yield report_mismatch(message, left)
@@ -118,7 +118,7 @@ def list_left(contents: Contents) -> list[str]:
     declared = contents.labels.declarations
     if declared.program is None or declared.program.name == "ModelSlim":
         return []
-    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.stored]
+    schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.weights]
     return _find_left(declared, schemes) if any(stored.weight.has_codes for stored, _ in schemes) else []
 
 
@@ -168,7 +168,7 @@ def _check_rivals(declared: Declarations, coded: Sequence[Stored]) -> Iterator[F
     for keys, names in claimed.items():
         yield report_mismatch(
             f"{declared.place}: {' and '.join(keys)} all claim {count(len(names), 'layer')} with their targets, and "
-            f"loaders take the first: {listed(names, 3)}",
+            f"loaders take the first: {itemize(names, 3)}",
             names,
         )
 
@@ -181,12 +181,12 @@ def _check_entries(declared: Declarations, names: Iterable[str], are_missed: boo
     if idle := declared.find_idle(names):
         keys = [key for key, _, _ in idle]
         entries = [entry for _, idle_entries, _ in idle for entry in idle_entries]
-        message = f"{declared.place}: {listed(keys, 3)} names modules that are not stored: {listed(entries, 3)}"
+        message = f"{declared.place}: {itemize(keys, 3)} names modules that are not stored: {itemize(entries, 3)}"
         is_loud = are_missed and any(are_all for _, _, are_all in idle)
         yield report_mismatch(message, severity="warning" if is_loud else "info", key=keys[0])
-    for key, entry in declared.refused:
+    for key, entry in declared.refusals:
         message = f"{declared.place}: an expression in {key} is not understood, and taken to match nothing: "
         yield report_mismatch(message + display(entry, 80), severity="info", key=key)
     if unknown := declared.unknown:
-        message = f"{declared.place}: keys that seem to name modules are not understood: {listed(unknown, 3)}"
+        message = f"{declared.place}: keys that seem to name modules are not understood: {itemize(unknown, 3)}"
         yield report_mismatch(message, severity="info", key=unknown[0])

@@ -470,7 +470,7 @@ def find_min_scale(pair: Pair) -> float:
     """Return the smallest scale that the format, or the dtype of its scales, can store; 0 if unknown."""
     if pair.quantized.scale and pair.quantized.scale.dtype == "F16":
         return SUBNORMAL
-    return min((row.least_scale for row in find_rows(pair.quantized.format)), default=0.0)
+    return min((row.min_scale for row in find_rows(pair.quantized.format)), default=0.0)
 
 
 def underflows(pair: Pair, sums: Sums) -> bool:

@@ -19,7 +19,7 @@ from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
 from quanterr.findings.limits import MAJOR_SHARE
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 # general.file_type → name, as in enum llama_ftype of include/llama.h. Files of plain floats are left out: models that
 # were trained in a block type, such as gpt-oss, are converted as such.
@@ -111,7 +111,7 @@ def _report(claims: Sequence[_Claim], types: tuple[str, ...], share: float, weig
     amount = f"only {share:.1%} of the weights are" if share else "no weight is"
     message = (
         f"{claimed}, but {amount} {' or '.join(types)}: "
-        f"{listed([f'{dtype} {share:.0%}' for dtype, share in shares.items()], MAX_LISTED_TYPES)}"
+        f"{itemize([f'{dtype} {share:.0%}' for dtype, share in shares.items()], MAX_LISTED_TYPES)}"
         f"{_explain(types, weights)}"
     )
     is_custom = any(claim.is_dynamic for claim in claims)
@@ -126,7 +126,7 @@ def _explain(types: tuple[str, ...], weights: Sequence[Entry]) -> str:
     size = BLOCKS[types[0]][0] if types[0] in BLOCKS else 1
     odd = sorted({entry.shape[-1] for entry in weights if entry.dtype not in types and entry.shape[-1] % size})
     return (
-        f"; {listed([f'{cols:,}' for cols in odd], MAX_LISTED_TYPES)} columns do not fill blocks of {size}"
+        f"; {itemize([f'{cols:,}' for cols in odd], MAX_LISTED_TYPES)} columns do not fill blocks of {size}"
         if odd
         else ""
     )

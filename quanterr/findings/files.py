@@ -10,7 +10,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import EACH, HEADERS, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 NOTE = "nonstandard_file"
 LEFT_UNQUANTIZED = "left_unquantized"
@@ -47,7 +47,7 @@ def _report_fallbacks(checkpoint: Checkpoint) -> Iterator[Finding]:
     for file in (file for file in files if isinstance(file, QuantizedFile) and file.fell_back):
         fallen.setdefault((file.wanted.name, file.recipe.name), []).append(file)
     for (wanted, stored), fallbacks in fallen.items():
-        names = listed([file.weight for file in fallbacks], 3)
+        names = itemize([file.weight for file in fallbacks], 3)
         columns = " or ".join(f"{n:,}" for n in sorted({file.source.cols for file in fallbacks}))
         verb = "is" if len(fallbacks) == 1 else "are"
         message = (
@@ -74,12 +74,12 @@ def check_unread(contents: Contents) -> Iterator[Finding]:
     for file in (file for file in unread if file.differing):
         message = (
             f"{where}: {display(file.name)}, which was not read, stores {count(len(file.differing), 'tensor')} of the "
-            f"same name with another shape or size: {listed(list(file.differing), 3)}"
+            f"same name with another shape or size: {itemize(list(file.differing), 3)}"
         )
         remedy = "remove the file, or compare it by its own path: some runtimes read it instead of the others"
         yield make_finding(UNREAD_WEIGHTS, "warning", None, message, remedy, files=[file.name])
     if others := [file.name for file in unread if not file.differing]:
-        message = f"{where}: weight files in the same folder were not read: {listed(others, 3)}"
+        message = f"{where}: weight files in the same folder were not read: {itemize(others, 3)}"
         remedy = "nothing, if they are for another runtime; otherwise a quantizer may have left them unchanged"
         yield make_finding(UNREAD_WEIGHTS, "info", None, message, remedy, files=others)
 

@@ -6,7 +6,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import BOTH, VALUES, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 
 @check("folded_scales", needs=VALUES, of=BOTH)
@@ -21,8 +21,8 @@ def check_folding(comparison: Comparison) -> Iterator[Finding]:
             "folded_scales",
             "info",
             None if len(sources) > 1 else sources[0],
-            f"scales of {count(len(names), 'weight')} ({listed(names, 4)}) were folded into {listed(sources, 2)}; the "
-            f"comparison undoes that: {worst.after_db:.1f} dB on a sample of {display(worst.worst)}, "
+            f"scales of {count(len(names), 'weight')} ({itemize(names, 4)}) were folded into {itemize(sources, 2)}; "
+            f"the comparison undoes that: {worst.after_db:.1f} dB on a sample of {display(worst.worst)}, "
             f"{worst.before_db:.1f} dB as stored",
             "nothing if the quantizer does this (AWQ, SmoothQuant); use both tensors together",
             layers=names,
@@ -32,7 +32,7 @@ def check_folding(comparison: Comparison) -> Iterator[Finding]:
         )
     for fold in folded:
         if fold.without:
-            have, lack = listed(list(fold.names), 4), listed(list(fold.without), 4)
+            have, lack = itemize(list(fold.names), 4), itemize(list(fold.without), 4)
             yield make_finding(
                 "folded_scales",
                 "error",
@@ -52,7 +52,7 @@ def check_folding(comparison: Comparison) -> Iterator[Finding]:
                 layers=[fold.misplaced],
             )
         if fold.unlike:
-            rows = listed([str(row) for row in fold.unlike], 4)
+            rows = itemize([str(row) for row in fold.unlike], 4)
             yield make_finding(
                 "folded_scales",
                 "warning",

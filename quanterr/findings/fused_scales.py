@@ -17,7 +17,7 @@ from quanterr.findings.error_figures import EXACT_DB, Figures
 from quanterr.findings.layers import AllWeights, WeightSummary
 from quanterr.findings.limits import BIT_DB, FLOAT32_TOLERANCE
 from quanterr.formats.reading import Reader
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 DIVISOR = "weight_global_scale"  # compressed-tensors divides by it; ModelOpt's weight_scale_2 multiplies
@@ -37,7 +37,7 @@ def check_sibling_scales(weights: AllWeights) -> Iterator[Finding]:
     largest, (name, stored, fused) = max(groups, key=lambda group: group[1][1] - group[1][2])
     names = [loss[0] for _, loss in groups]
     message = (
-        f"runtimes fuse {count(len(groups), 'group')} of weights whose global scales differ: {listed(names, 3)}; the "
+        f"runtimes fuse {count(len(groups), 'group')} of weights whose global scales differ: {itemize(names, 3)}; the "
         f"worst by a factor of {largest:.3g}: {display(name)} has {stored:.1f} dB as stored and {fused:.1f} dB as fused"
     )
     remedy = "quantize fused weights (q, k and v; gate and up; w1 and w3) with one shared global scale"

@@ -17,7 +17,7 @@ from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.pairing.views import find_whole
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 NUMBER = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\d+e[-+]?\d+|(?<=\.)\d+(?=\.)")  # a fraction, or the number of a block
 
@@ -34,16 +34,20 @@ def check_labels(contents: Contents) -> Iterator[Finding]:
     """Report labels, rotations and a method that the weights of a checkpoint contradict."""
     labels = contents.labels
     if labels.orphans:
-        message = f"the header{contents.whose} labels layers that are not stored: {listed(list(labels.orphans))}"
+        message = f"the header{contents.whose} labels layers that are not stored: {itemize(list(labels.orphans))}"
         yield make_finding("label_without_layer", "warning", None, message)
     if not contents.is_alone:  # such a checkpoint is correct, but its weights are not comparable with the original's
-        fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.stored])
-        if rotated := ", ".join(f"{display(transform.group)} ({display(transform.kind)})" for transform in fused):
+        fused = find_fused_transforms(labels.config, [stored.weight for stored in contents.weights])
+        if rotated := ", ".join(
+            f"{display(transform.group)} ({display(transform.matrix_type)})" for transform in fused
+        ):
             message = f"config.json{contents.whose} declares rotations fused into its weights: {rotated}"
             remedy = "compare the checkpoint from before the rotations were fused, or use the rotated original"
             yield make_finding("rotated_weights", "error", None, message, remedy)
     is_complete = all(leftover.bucket is Bucket.CONSUMED for leftover in contents.pairing.leftovers)
-    is_unquantized = contents.stored and is_complete and not any(stored.weight.has_codes for stored in contents.stored)
+    is_unquantized = (
+        contents.weights and is_complete and not any(stored.weight.has_codes for stored in contents.weights)
+    )
     if contents.side == "quantized" and labels.method and is_unquantized:
         message = f"the configuration declares {display(labels.method)}, but no weight is stored quantized"
         yield make_finding("config_without_codes", "warning", None, message, "is this the quantized checkpoint?")
@@ -67,11 +71,11 @@ def check_sides(comparison: Comparison) -> Iterator[Finding]:
 @check("dummy_scale", needs=HEADERS, of=QUANTIZED)
 def check_unused_scales(contents: Contents) -> Iterator[Finding]:
     """Report scales of weights that are not quantized."""
-    if contents.is_alone and not any(stored.weight.has_codes for stored in contents.stored):
+    if contents.is_alone and not any(stored.weight.has_codes for stored in contents.weights):
         return  # a name that ends in scale is then an ordinary parameter
     if names := contents.pairing.names_with_unused_scale:
         layer = names[0] if len(names) == 1 else None
-        whose = f"{display(names[0])} is" if layer else f"{count(len(names), 'weight')} ({listed(names, 3)}) are"
+        whose = f"{display(names[0])} is" if layer else f"{count(len(names), 'weight')} ({itemize(names, 3)}) are"
         message = f"{whose} not quantized but {'has' if layer else 'have'} a scale of 1, which was ignored"
         yield make_finding("dummy_scale", "warning", layer, message, layers=names)
 
@@ -82,7 +86,7 @@ def check_buffers(contents: Contents) -> Iterator[Finding]:
     if computed := [leftover.name for leftover in contents.leftovers if leftover.reason == COMPUTED]:
         message = (
             f"only the {contents.side} checkpoint stores {count(len(computed), 'tensor')} that the model computes: "
-            f"{listed(computed, 3)}; the stored values equal the computed ones"
+            f"{itemize(computed, 3)}; the stored values equal the computed ones"
         )
         yield make_finding("computed_buffer", "info", None, message, tensors=computed)
 
@@ -93,7 +97,7 @@ def check_reordered(comparison: Comparison) -> Iterator[Finding]:
     if routers := list(comparison.pairing.reordered):
         message = (
             f"the experts of {count(len(routers), 'block')} are in another order, and so are the rows of their "
-            f"routers ({listed(routers, 3)}): the function is the same, and the comparison undoes that"
+            f"routers ({itemize(routers, 3)}): the function is the same, and the comparison undoes that"
         )
         remedy = "nothing, unless adapters or tools name experts by number"
         yield make_finding("permuted", "info", None, message, remedy, layers=routers)
@@ -121,7 +125,7 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
     for (side, reason), names in group_omissions(comparison.pairing.leftovers).items():
         message = (
             f"{count(len(names), 'tensor')} of the {side} checkpoint are not a part of this comparison: {reason}: "
-            f"{listed(names, 3)}"
+            f"{itemize(names, 3)}"
         )
         remedy = "compare the other file as well, if there is one"
         yield make_finding("omitted_parts", "info", None, message, remedy, tensors=names)
@@ -130,8 +134,8 @@ def check_omissions(comparison: Comparison) -> Iterator[Finding]:
 @check("fp8_without_scale", needs=HEADERS, of=QUANTIZED)
 def check_plain_casts(contents: Contents) -> Iterator[Finding]:
     """Report FP8 weights that are read without a scale."""
-    if casts := [stored.name for stored in contents.stored if stored.weight.encoding == "cast"]:
-        message = f"FP8 values of {count(len(casts), 'tensor')} are taken for casts without scale: {listed(casts, 3)}"
+    if casts := [stored.name for stored in contents.weights if stored.weight.encoding == "cast"]:
+        message = f"FP8 values of {count(len(casts), 'tensor')} are taken for casts without scale: {itemize(casts, 3)}"
         remedy = "if the model was quantized with scales, they are missing from this file"
         yield make_finding("fp8_without_scale", "info", None, message, remedy)
 
@@ -139,16 +143,16 @@ def check_plain_casts(contents: Contents) -> Iterator[Finding]:
 @check("codes_without_scale", needs=HEADERS, of=ALONE)
 def check_bare_codes(contents: Contents) -> Iterator[Finding]:
     """Report codes that match no format because they lack a scale."""
-    weights = [stored.weight for stored in contents.stored]
+    weights = [stored.weight for stored in contents.weights]
     if bare := [weight.name for weight in weights if weight.format == "verbatim" and weight.codes.dtype in CODE_DTYPES]:
-        yield make_finding("codes_without_scale", "warning", None, f"stored codes have no scale: {listed(bare)}")
+        yield make_finding("codes_without_scale", "warning", None, f"stored codes have no scale: {itemize(bare)}")
 
 
 @check("ambiguous_layout", needs=HEADERS, of=ALONE)
 def check_layouts_alone(contents: Contents) -> Iterator[Finding]:
     """Report the weights of one checkpoint whose layout is ambiguous."""
     yield from report_layouts(
-        (stored.name, warning) for stored in contents.stored for warning in stored.weight.warnings
+        (stored.name, warning) for stored in contents.weights for warning in stored.weight.warnings
     )
 
 
@@ -193,7 +197,7 @@ def report_layouts(doubts: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     for reasons in by_reason.values():
         names, reason = list(reasons), next(iter(reasons.values()))
         layer = names[0] if len(names) == 1 else None
-        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({listed(names, 3)})"
+        whose = display(names[0]) if layer else f"{count(len(names), 'weight')} ({itemize(names, 3)})"
         of_first = ", the first of them" if len(set(reasons.values())) > 1 else ""
         yield make_finding("ambiguous_layout", "warning", layer, f"{whose}{of_first}: {reason}", tensors=names)
 

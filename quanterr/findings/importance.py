@@ -9,7 +9,7 @@ from quanterr.findings.contents import Comparison
 from quanterr.findings.limits import MINOR_SHARE
 from quanterr.pairing.model import Pairing
 from quanterr.selection.roles import role_of
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 NOT_COLLECTED = ("embedding", "head")  # roles that llama-imatrix skips by default
 
@@ -32,7 +32,7 @@ def check_importance(comparison: Comparison) -> Iterator[Finding]:
         n = sum(weight.uncovered or 0 for weight in partly)
         message = (
             f"no activations for {count(n, 'expert')}, whose inputs are weighted equally: "
-            f"{listed([weight.name for weight in partly], 3)}"
+            f"{itemize([weight.name for weight in partly], 3)}"
         )
         yield make_finding("importance_uncovered", "warning", None, message, experts=n)
 
@@ -45,11 +45,11 @@ def _report_uncovered(plan: Pairing, missing: Sequence[str]) -> Finding:
     if max(share, len(left) / max(1, len(quantized))) > MINOR_SHARE:
         message = (
             f"the importance matrix does not cover {len(left):,} of {count(len(quantized), 'quantized weight')}, "
-            f"{share:.0%} of their elements: {listed([pair.name for pair in left], 3)}"
+            f"{share:.0%} of their elements: {itemize([pair.name for pair in left], 3)}"
         )
         remedy = "collect the matrix from the whole model: weighted numbers leave these weights out"
         return make_finding("importance_missing", "warning", None, message, remedy, weights=len(missing), share=share)
-    message = f"the importance matrix does not cover {count(len(missing), 'weight')}: {listed(list(missing), 3)}"
+    message = f"the importance matrix does not cover {count(len(missing), 'weight')}: {itemize(list(missing), 3)}"
     return make_finding("importance_missing", "info", None, message, weights=len(missing), share=share)
 
 
@@ -70,5 +70,5 @@ def report_insensitive(matrices: Sequence[str], alphas: Mapping[str, float] | No
         remedy = "pass the file that evaluate --sensitivity-out wrote for this original"
         yield make_finding("sensitivity_unmatched", "error", None, message, remedy)
     else:
-        message = f"the sensitivity does not cover {count(len(missing), 'weight')}: {listed(missing, 3)}"
+        message = f"the sensitivity does not cover {count(len(missing), 'weight')}: {itemize(missing, 3)}"
         yield make_finding("sensitivity_missing", "info", None, message, weights=len(missing))

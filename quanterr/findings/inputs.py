@@ -10,7 +10,7 @@ from quanterr.findings.contents import Contents
 from quanterr.findings.fused_scales import group_names
 from quanterr.findings.limits import FLOAT32_TOLERANCE, MISMATCH_FACTOR
 from quanterr.pairing.inputs import find_absent_scales, find_clamped_inputs, read_static_scales
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 
 @check("no_input_scale", needs=DECLARED, of=QUANTIZED)
@@ -23,7 +23,7 @@ def report_missing_input_scales(names: list[str]) -> Iterator[Finding]:
     """Report the FP8 layers of ComfyUI in ``names``, which have no input scale."""
     if names:
         message = (
-            f"{count(len(names), 'layer')} in FP8 without input_scale: {listed(names, 3)}; ComfyUI uses a scale of 1 "
+            f"{count(len(names), 'layer')} in FP8 without input_scale: {itemize(names, 3)}; ComfyUI uses a scale of 1 "
             "and clamps inputs at 448"
         )
         remedy = "calibrate an input_scale, or set full_precision_matrix_mult"
@@ -51,7 +51,7 @@ def check_sibling_inputs(contents: Contents) -> Iterator[Finding]:
     )
     message = (
         f"runtimes fuse {count(len(groups), 'group')} of weights whose static scales of inputs differ, by a factor of "
-        f"up to {largest:.3g}, though their inputs are the same: {listed(names, 3)}; {used}"
+        f"up to {largest:.3g}, though their inputs are the same: {itemize(names, 3)}; {used}"
     )
     remedy = "calibrate the inputs again, with one scale for fused weights (q, k and v; gate and up; w1 and w3)"
     severity = "warning" if largest >= MISMATCH_FACTOR else "info"
@@ -63,10 +63,10 @@ def check_absent_scales(contents: Contents) -> Iterator[Finding]:
     """Report declared static scales of inputs that are not stored."""
     weights = find_absent_scales(contents.inputs)
     if weights:
-        names, missing = list(weights), listed(list(dict.fromkeys(weights.values())), 3)
+        names, missing = list(weights), itemize(list(dict.fromkeys(weights.values())), 3)
         message = (
             f"static scales of inputs are declared, but {missing} is missing for {count(len(names), 'weight')}: "
-            f"{listed(names, 3)}"
+            f"{itemize(names, 3)}"
         )
         if all(inputs.scale is None for inputs in contents.inputs.values()):
             message += "; as no weight has one, a runtime does not quantize the inputs (W4A16 for W4A4), or refuses"

@@ -24,7 +24,7 @@ from quanterr.pairing.names import canonicalize
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import Copy
 from quanterr.tensors.in_memory import is_dequantized
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 
 class WeightSummary(Struct, frozen=True, gc=False):  # no garbage collection: there are many
@@ -110,7 +110,7 @@ def report_common_factor(
     explained = explain_factor(factor, scales, factors, is_cast, doubt)
     gained = "all are exact" if after == EXACT_DB else f"the worst has {after:.1f} dB"
     message = (
-        f"{count(len(names), 'weight')} are the original times {factor:.4g}: {listed(names, 3)}; "
+        f"{count(len(names), 'weight')} are the original times {factor:.4g}: {itemize(names, 3)}; "
         f"without that factor {gained} instead of {before:.1f}{explained}"
     )
     remedy = "check how the scales are applied: omitted, applied twice, or inverted"
@@ -186,7 +186,7 @@ def report_group_outliers(outliers: Sequence[GroupOutlier], limited: Collection[
         )
         message = (
             f"{count(len(names), 'weight')} far below others of the same format and role, although codes are about the "
-            f"nearest that their scales allow: {listed(names, 3)}; the worst: {display(worst.weight.pair.name)}: "
+            f"nearest that their scales allow: {itemize(names, 3)}; the worst: {display(worst.weight.pair.name)}: "
             f"{_describe_outlier(worst)}"
         )
         remedy = (
@@ -214,7 +214,7 @@ def check_constant_scales(weights: AllWeights) -> Iterator[Finding]:
     ]
     if ones:
         names = [weight.pair.name for weight in ones]
-        message = f"every scale of {count(len(names), 'weight')} is 1: {listed(names, 3)}"
+        message = f"every scale of {count(len(names), 'weight')} is 1: {itemize(names, 3)}"
         remedy = "nothing if the weights were cast without scaling; otherwise the scales were dropped"
         yield make_finding("scale_constant", "info", None, message, remedy, layers=names)
 
@@ -276,10 +276,10 @@ def _report_offsets(shifted: Sequence[WeightSummary]) -> Iterator[Finding]:
     names = [weight.pair.name for weight in shifted]
     message = (
         f"{count(len(names), 'norm')} of the quantized checkpoint are the original's {_describe_offset(shifted[0])} "
-        f"throughout: {listed(names, 3)}"
+        f"throughout: {itemize(names, 3)}"
     )
     if zeros := [weight.pair.name for weight in shifted if weight.zero]:
-        message += f"; all zero where the original has ones (stored minus one, or lost): {listed(zeros, 3)}"
+        message += f"; all zero where the original has ones (stored minus one, or lost): {itemize(zeros, 3)}"
     remedy = (
         "some models compute (1 + weight) · x: check that the runtime of the quantized model expects what is stored"
     )
@@ -311,7 +311,7 @@ def check_unquantized(weights: AllWeights) -> Iterator[Finding]:
     names = [weight.pair.name for weight in changed]
     message = (
         f"{len(changed):,} of {count(total, 'tensor')} that both checkpoints store unquantized differ by more than a "
-        f"cast explains: {listed(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
+        f"cast explains: {itemize(names, 3)}; the worst, {display(worst.pair.name)}, has {worst_db:.1f} dB"
     )
     remedy = "check that both checkpoints come from the same training step and the same merge"
     level = "error" if coded and are_many else "warning"
@@ -333,7 +333,7 @@ def _report_coarse_casts(copies: Iterable[WeightSummary]) -> Iterator[Finding]:
     names = [weight.pair.name for weight in copies if weight.copy == Copy.COARSE]
     if names:
         message = (
-            f"casts of {count(len(names), 'tensor')} did not round to the nearest value: {listed(names, 3)}; "
+            f"casts of {count(len(names), 'tensor')} did not round to the nearest value: {itemize(names, 3)}; "
             "they truncated, or rounded at random"
         )
         remedy = "round to the nearest value where you can: this halves the error"

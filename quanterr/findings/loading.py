@@ -41,7 +41,7 @@ from quanterr.findings.families import (
 from quanterr.findings.structure import report_model_mismatch
 from quanterr.formats import FORMATS, Weight, find_rows
 from quanterr.util.strict_json import JsonFields
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 HEAD_PREFIX = "lm_head."
 TOWER_NAME = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model)\.")
@@ -60,7 +60,7 @@ def check_tied_head(contents: Contents) -> Iterator[Finding]:
         return
     heads = [
         stored
-        for stored in contents.stored
+        for stored in contents.weights
         if stored.weight.has_codes and stored.weight.codes.name.startswith(HEAD_PREFIX)
     ]
     for name in (head.name for head in heads if not any(row.takes_tied_head for row in find_rows(head.weight.format))):
@@ -86,7 +86,7 @@ def check_class(contents: Contents) -> Iterator[Finding]:
     ):
         message = (
             f"{CONFIG} declares model_type {display(model_type)}, a language model alone, but "
-            f"{count(len(tower), 'tensor')} belong to a tower: {listed(tower, 3)}: loaders of this type leave them "
+            f"{count(len(tower), 'tensor')} belong to a tower: {itemize(tower, 3)}: loaders of this type leave them "
             "out, or find no weight by its name"
         )
         remedy = f"put the original's {CONFIG} back, which has model_type, architectures and the tower's configuration"
@@ -98,7 +98,7 @@ def check_loading(contents: Contents) -> Iterator[Finding]:
     """Check that config.json, or labels instead of it, let loaders read the codes of a checkpoint's weights."""
     checkpoint, labels = contents.checkpoint, contents.labels
     # Of several weights that share codes, only the last.
-    weights = list({stored.weight.codes.name: stored.weight for stored in contents.stored}.values())
+    weights = list({stored.weight.codes.name: stored.weight for stored in contents.weights}.values())
     yield from _check_labels(checkpoint, labels, weights)
     if description := checkpoint.config.get(ASCEND_CONFIG):
         yield from check_description(description, weights)
@@ -129,12 +129,12 @@ def check_layouts(contents: Contents) -> Iterator[Finding]:
         families.setdefault(key, {})[value] = name
     for key, formats in families.items():
         declared = formats.get(str(contents.labels.config.get(key)).lower())
-        named = [(stored.name, stored.weight.format) for stored in contents.stored if declared]
+        named = [(stored.name, stored.weight.format) for stored in contents.weights if declared]
         other = [name for name, format_name in named if format_name in formats.values() and format_name != declared]
         if other:
             yield report_model_mismatch(
                 f"config.json declares {declared}, but another format is stored for {count(len(other), 'weight')}: "
-                f"{listed(other, 3)}",
+                f"{itemize(other, 3)}",
                 other,
             )
 
@@ -161,7 +161,7 @@ def _check_labels(checkpoint: Checkpoint, labels: Labels, weights: Sequence[Weig
             severity, note = "warning", ""
     has = "has" if len(names) == 1 else "have"
     message = (
-        f"{count(len(names), 'weight')} {has} codes and scales, {lacks}: {listed(names, 3)}: ComfyUI takes the codes "
+        f"{count(len(names), 'weight')} {has} codes and scales, {lacks}: {itemize(names, 3)}: ComfyUI takes the codes "
         f"for weights{note}"
     )
     remedy = "write the file again with a label for each quantized layer"
@@ -179,7 +179,7 @@ def _check_label_formats(labels: Labels) -> Iterator[Finding]:
         lacking = "label lacks" if len(names) == 1 else "labels lack"
         message = (
             f'{count(len(names), "layer")}, whose {lacking} "format": '
-            f"{listed(names, 3)}: ComfyUI refuses the file; other programs may know what the codes are"
+            f"{itemize(names, 3)}: ComfyUI refuses the file; other programs may know what the codes are"
         )
         remedy = 'write "format" into each label, such as "int8_tensorwise" for INT8 codes with one scale per row'
         yield make_finding("undeclared_codes", "warning", None, message, remedy, layers=names)
@@ -244,7 +244,7 @@ def _report_undeclared(weights: Sequence[Weight]) -> Iterator[Finding]:
     formats = sorted({weight.format for weight in weights})
     message = (
         f"config.json declares no quantization, but {count(len(names), 'weight')} "
-        f"{_inflect_be(names)} stored as {' and '.join(formats)}: {listed(names, 3)}: "
+        f"{_inflect_be(names)} stored as {' and '.join(formats)}: {itemize(names, 3)}: "
         f"loaders {_describe_reading(weights[0])}"
     )
     remedy = "put the quantization_config that the quantizer wrote (MLX: quantization) back into config.json"
@@ -258,7 +258,7 @@ def _report_not_of_mlx(weights: Sequence[Weight]) -> Iterator[Finding]:
         names = [weight.name for weight in weights]
         message = (
             f'config.json has no "quantization", but {count(len(names), "weight")} {_inflect_be(names)} stored as '
-            f"{weights[0].format}: {listed(names, 3)}: mlx-lm looks for it, and fails"
+            f"{weights[0].format}: {itemize(names, 3)}: mlx-lm looks for it, and fails"
         )
         remedy = 'copy the settings to "quantization" in config.json'
         yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key="quantization")
@@ -324,7 +324,7 @@ def _report_method(method: str, family: Family, weights: Sequence[Weight]) -> Fi
     message = (
         f"config.json declares quant_method {display(method)}, but {count(len(names), 'weight')} "
         f"{'has' if len(names) == 1 else 'have'} the tensors of {family.name} ({weights[0].format}): "
-        f"{listed(names, 3)}: {does}"
+        f"{itemize(names, 3)}: {does}"
     )
     remedy = "declare the method that made these tensors, with its settings"
     severity = "warning" if is_refused else "error"
@@ -341,7 +341,7 @@ def _check_bits(config: JsonFields, weights: Sequence[Weight]) -> Iterator[Findi
         names = [weight.name for weight in affected]
         message = (
             f"config.json declares {settings}, but {count(len(affected), 'weight')} {_inflect_be(names)} stored as "
-            f"{affected[0].format}: {listed(names, 3)}: transformers refuses that, or skips the quantization"
+            f"{affected[0].format}: {itemize(names, 3)}: transformers refuses that, or skips the quantization"
         )
         remedy = f"declare {needed} true, and {denied} false"
         yield make_finding("config_mismatch", "warning", None, message, remedy, layers=names, key=needed)

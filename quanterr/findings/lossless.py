@@ -11,7 +11,7 @@ from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import torch
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import COMPUTED, Bucket, Leftover, Pair
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 MAX_WEIGHTS_READ = 64  # maximum number of identical weights to read again
 TERNARY_VALUES = 3  # distinct values in a row of a ternary weight
@@ -82,7 +82,7 @@ def _report_lossless(coded: Sequence[Pair], reader: Reader) -> Finding:
     names = [pair.name for pair in coded]
     message = (
         f"quantization lost nothing: {count(len(coded), 'weight')} stored quantized, each identical to the original: "
-        f"{listed(names, 3)}"
+        f"{itemize(names, 3)}"
     )
     ternary = all(_is_ternary(pair, reader) for pair in coded[:MAX_WEIGHTS_READ])
     if ternary:
@@ -111,7 +111,7 @@ def check_rounded_originals(weights: AllWeights) -> Iterator[Finding]:
     names = [pair.name for pair in (*better, *coded[:MAX_WEIGHTS_READ]) if _is_varied(pair, reader)]
     if names:
         message = (
-            f"{count(len(names), 'quantized weight')} lost far less than rounding costs: {listed(names, 3)}; "
+            f"{count(len(names), 'quantized weight')} lost far less than rounding costs: {itemize(names, 3)}; "
             "the original was made from the quantized model, or both from the same codes"
         )
         remedy = "compare with the checkpoint from before the quantization"

@@ -17,7 +17,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.pairing.model import Pair
 from quanterr.pairing.names import has_equal_parts
 from quanterr.tensors.chunks import Chunk
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 SAMPLE_ELEMENTS = 1 << 12  # maximum number of elements of each part to compare
 REMEDY = "find out where the program that wrote it put each expert"
@@ -68,6 +68,6 @@ def _report_experts(pair: Pair, places: Sequence[int]) -> Finding:
     wrong = [f"{at} holds {place}" for at, place in enumerate(places) if at != place]
     message = (
         f"{display(pair.name)}: experts repeat each other: {len(held)} of {count(experts, 'expert')} of the original "
-        f"are left, the others are lost ({listed(wrong, 3)})"
+        f"are left, the others are lost ({itemize(wrong, 3)})"
     )
     return make_finding("swapped_weight", "error", pair.name, message, REMEDY, experts=list(places))

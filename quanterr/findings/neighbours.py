@@ -22,7 +22,7 @@ from quanterr.formats.reading import Reader
 from quanterr.pairing import SIDES
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, without_numbers
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 EXPERT_OUTLIER_FACTOR = 1e4  # factor from the median of the other experts; OUTLIER_FACTOR is for other weights
 DOUBTFUL_FACTOR = 8.0  # factor from the median of the others above which bounds from norms and weights are computed
@@ -73,7 +73,9 @@ def compare_with_neighbours(
         (equal, f"equal to the scale of the weight in {count(len(equal), 'tensor')}, unlike in others"),
     ):
         if descriptions:
-            message = f"activation scales of the {side} checkpoint are {what}: {listed(list(descriptions.values()), 3)}"
+            message = (
+                f"activation scales of the {side} checkpoint are {what}: {itemize(list(descriptions.values()), 3)}"
+            )
             yield make_finding("scale_unlike", "warning", None, message, REMEDY, tensors=list(descriptions))
 
 
@@ -211,7 +213,7 @@ def _find_copied(scales: Mapping[str, float], pairs: Sequence[Pair], side: int, 
     for pair in pairs:
         weight = (pair.original, pair.quantized)[side]
         weight_scales = [entry for entry in weight.parts.values() if entry.n == 1 and entry.dtype == "F32"]
-        for name in (entry.name for entry in pair.consumed[side] if entry.n == 1 and entry.name in scales):
+        for name in (entry.name for entry in pair.other_entries[side] if entry.n == 1 and entry.name in scales):
             values = {reader.read_number(entry) for entry in weight_scales}
             compared += bool(values)
             if scales[name] in values and _has_many_digits(scales[name]):

@@ -17,7 +17,7 @@ from quanterr.findings.error_figures import find_bits, find_bits_of_weight
 from quanterr.findings.explanations import LEVELS, REPAIRS, SAMPLED, list_weights
 from quanterr.findings.layers import WeightSummary
 from quanterr.findings.limits import MIN_PEERS, UNRELATED_COSINE
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 UNRELATED_SHARE = 0.9  # share of the quantized weights that are unrelated to the original if it is another model
 GRID_CODES = (*SAMPLED, "saturated", "another_source")  # findings that compare with the nearest codes, or with scales
@@ -38,12 +38,12 @@ def restate_for_quantized_originals(findings: Sequence[Finding], seen: Iterable[
     weights = [weight for name, weight in coarse.items() if name in names]
     layers, formats = (
         [weight.pair.name for weight in weights],
-        listed(sorted({weight.pair.original.format for weight in weights})),
+        itemize(sorted({weight.pair.original.format for weight in weights})),
     )
     levels = [weight.figures.snr_db for weight in weights if weight.figures]
     message = (
         "the original is itself quantized, and no finer than the quantized checkpoint: "
-        f"{count(len(weights), 'weight')} in {formats}: {listed(layers, 3)}; both differ by {format_range(levels)}: "
+        f"{count(len(weights), 'weight')} in {formats}: {itemize(layers, 3)}; both differ by {format_range(levels)}: "
         "other values were quantized, or codes are damaged; what scales would allow, and codes lose, means nothing here"
     )
     remedy = "compare with the checkpoint from before any quantization"

@@ -16,7 +16,7 @@ from quanterr.formats.reading import FIRST_ROWS, Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 SAMPLED_PLACES = 32  # places of a weight to read rows from, as outliers may be in one part of a fused weight
 CONTIGUOUS_SHARE = 0.9  # affected rows are one part of a weight if they are this share of the rows from first to last
@@ -133,7 +133,7 @@ def _leave_out(size: Tensor, columns: Sequence[int], by_row: bool, snr_db: float
 def _describe(name: str, snr_db: float, ruling: _Ruling, whose: str, usual_db: float | None) -> Finding:
     """Return the finding; ``usual_db`` is the median SNR of weights of the same format and role, if known."""
     several = len(ruling.columns) > 1
-    numbers = listed(list(map(str, ruling.columns)), MAX_OUTLIER_COLUMNS)
+    numbers = itemize(list(map(str, ruling.columns)), MAX_OUTLIER_COLUMNS)
     what = (
         f"{count(len(ruling.columns), 'outlier column')}, {numbers}, set"
         if several

@@ -14,7 +14,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
 from quanterr.formats import Weight, find_rows
 from quanterr.selection.roles import without_numbers
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 # Roles of optional parts that change a weight or its inputs. Other optional parts are settings, orders of columns, or
 # corrections that a quantizer adds only where they help.
@@ -33,7 +33,7 @@ GroupKey = tuple[object, ...]
 def check_optional_parts(contents: Contents) -> Iterator[Finding]:
     """Report parts that less than half of corresponding weights lack, with one finding for each part."""
     groups: dict[GroupKey, list[tuple[str, frozenset[str]]]] = {}
-    for weight in (stored.weight for stored in contents.stored if stored.weight.has_codes):
+    for weight in (stored.weight for stored in contents.weights if stored.weight.has_codes):
         for name, dtype, roles in _list_stacked(weight):
             key = without_numbers(name), weight.format, weight.code_bits, weight.block_size, dtype
             groups.setdefault(key, []).append((name, roles))
@@ -49,7 +49,7 @@ def check_optional_parts(contents: Contents) -> Iterator[Finding]:
     for part, names in lacking.items():
         message = (
             f"{count(len(names), 'weight')} of {of[part]} {'lacks' if len(names) == 1 else 'lack'} {part}, which the "
-            f"others of the same kind have: {listed(names, 3)}"
+            f"others of the same kind have: {itemize(names, 3)}"
         )
         remedy = (
             "quantize them again with calibration data that reaches them; runtimes that fuse such weights refuse the "

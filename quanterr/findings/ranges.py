@@ -65,12 +65,12 @@ class Ranges:
         return {canonicalize(pair.name): (pair.original, pair.quantized)[self._side] for pair in self._pairs}
 
     @cached_property
-    def _scaled(self) -> set[str]:
+    def _scaled_modules(self) -> set[str]:
         """The names of modules that store factors for their inputs."""
         return {
             canonicalize(pair.name)[0]
             for pair in self._pairs
-            if any(entry.name.endswith(FACTORS_SUFFIX) for entry in pair.consumed[self._side])
+            if any(entry.name.endswith(FACTORS_SUFFIX) for entry in pair.other_entries[self._side])
         }
 
     def find_range(self, name: str) -> Range | None:
@@ -98,7 +98,7 @@ class Ranges:
             return LARGEST_CODES["F8_E4M3"] * scale
         place = canonicalize(f"{module}.weight")
         weight = self._weights.get(place)
-        if weight is None or place[0] in self._scaled or ending not in ("input_scale", "input_global_scale"):
+        if weight is None or place[0] in self._scaled_modules or ending not in ("input_scale", "input_global_scale"):
             return None
         if "nvfp4" in weight.format:
             return LARGEST_NVFP4 * scale if ending == "input_scale" else LARGEST_NVFP4 / scale

@@ -21,7 +21,7 @@ from quanterr.metrics.sums import Sums, as_float
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import block_of, role_of, unify_numbers
 from quanterr.tensors.chunks import Chunk
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 # Largest relative difference of equal energies: chunks cut equal experts of a stack differently, and parts of a sum may
 # be float32 for one expert and float64 for the other, as their errors decide.
@@ -152,4 +152,4 @@ def _describe(what: str, labels: Sequence[str], alone: bool) -> str:
     """Return the message about experts or layers."""
     where, hidden = ("", "") if alone else (" on both sides", ", which no error shows")
     evidence = "(the same energies, and the same values on a sample)"
-    return f"{what} repeat each other{where} {evidence}{hidden}: {listed(labels, 3)}"
+    return f"{what} repeat each other{where} {evidence}{hidden}: {itemize(labels, 3)}"

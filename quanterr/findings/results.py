@@ -6,7 +6,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import BOTH, HEADERS, RESULT, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Comparison
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 MAX_BLOCKS = 512  # only synthetic models have more; grouping by block would then take more space than the layers
 
@@ -30,7 +30,7 @@ def check_vectors(comparison: Comparison) -> Iterator[Finding]:
     explained = {name for finding in corrected for name in finding.evidence["layers"]}
     if names := [name for name in comparison.changed_vectors if name not in explained]:
         what = count(len(names), "norm, bias or other 1-D tensor", "norms, biases or other 1-D tensors")
-        message = f"{what} changed: {listed(names, 3)}; see other_changes"
+        message = f"{what} changed: {itemize(names, 3)}; see other_changes"
         yield make_finding("other_changes", "info", None, message, tensors=len(names))
 
 

@@ -32,7 +32,7 @@ from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.samples.good_scales import find_groups, measure_losses
 from quanterr.tensors.chunks import CPU_CHUNK, Chunk, Cut
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 MAX_FAULTY_WEIGHTS = 8  # maximum number of weights with a finding to read again
 MAX_LOW_WEIGHTS = 3  # maximum number of weights to read again that are only below the usual level
@@ -115,7 +115,7 @@ def find_cast_codes(
         names = [weight.pair.name for weight in weights]
         worst = min((weight.figures.snr_db for weight in weights if weight.figures), default=-inf)
         message = (
-            f"{count(len(names), 'weight')} ({listed(names, 3)}) hold {what} numbers, without their scales: the codes "
+            f"{count(len(names), 'weight')} ({itemize(names, 3)}) hold {what} numbers, without their scales: the codes "
             f"were cast, not dequantized; the worst has {worst:.1f} dB"
         )
         remedy = "multiply codes by their scales before the cast (quanterr dequantize), or keep codes and scales"

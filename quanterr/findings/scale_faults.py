@@ -48,7 +48,7 @@ from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
 from quanterr.samples.good_scales import order_columns
 from quanterr.samples.scales import LEVELS_OF_BYTE
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 MAX_ROUNDS = 8  # maximum number of rounds of a fit of a factor; each reduces the deviation to less than a third
 MISSED_RATIO = 4  # a correction must reduce the number of codes that are not the nearest by this factor
@@ -74,7 +74,7 @@ FACTOR_FAULTS, ORDER_FAULTS, COLUMN_FAULTS = (
 class ScaleFault(NamedTuple):
     """The fault of a weight's scales, and the SNR of a sample before and after it is undone."""
 
-    kind: str  # a name in FACTOR_FAULTS, ORDER_FAULTS or COLUMN_FAULTS
+    name: str  # a name in FACTOR_FAULTS, ORDER_FAULTS or COLUMN_FAULTS
     low: float  # the smallest factor, or number of steps of zero points; 1 for orders
     high: float
     before_db: float
@@ -381,7 +381,7 @@ def report_scale_faults(
         read: number of weights that were read.
     """
     for fault_name, (code, what, remedy) in FINDINGS_BY_FAULT.items():
-        affected = [(weight, fault) for weight, fault in faults if fault.kind == fault_name]
+        affected = [(weight, fault) for weight, fault in faults if fault.name == fault_name]
         if not affected:
             continue
         names = [
@@ -389,9 +389,9 @@ def report_scale_faults(
         ]
         factors = [factor for _, fault in affected for factor in (fault.low, fault.high)]
         worst = min((fault for _, fault in affected), key=lambda fault: fault.before_db)
-        shown = listed([str(column) for column in worst.columns], 3) if worst.columns else _format_range(factors)
+        shown = itemize([str(column) for column in worst.columns], 3) if worst.columns else _format_range(factors)
         again = f", of which {read} were read again" if len(names) > len(affected) else ""
-        whose = f"{count(len(names), 'weight')}{again} ({listed(names, 3)})" if len(names) > 1 else display(names[0])
+        whose = f"{count(len(names), 'weight')}{again} ({itemize(names, 3)})" if len(names) > 1 else display(names[0])
         yield make_finding(
             code,
             "warning" if fault_name == "columns" else rate_repair(worst.before_db, worst.after_db),

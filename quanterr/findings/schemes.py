@@ -12,7 +12,7 @@ from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.declared import report_mismatch
 from quanterr.formats import Weight
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 MODELOPT_KEYS = ("quant_algo", "group_size")  # keys that ModelOpt writes to both files
 FLOAT_CODES = frozenset({"F8_E4M3", "F8_E5M2"})
@@ -64,7 +64,7 @@ def check_schemes(contents: Contents) -> Iterator[Finding]:
         return
     twice = [] if contents.number == 0 else list(compare_declarations(contents.checkpoint.config))
     # If two declarations differ, nobody knows which one is meant.
-    yield from twice or _compare_schemes(contents.labels.declarations, contents.stored)
+    yield from twice or _compare_schemes(contents.labels.declarations, contents.weights)
 
 
 def _compare_schemes(declared: Declarations, stored: Sequence[Stored]) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _compare_schemes(declared: Declarations, stored: Sequence[Stored]) -> Iterat
 
 def _report(place: str, declared: str, stored: str, names: Sequence[str]) -> Finding:
     message = f"{place} declares {declared}, but {stored} are stored for {count(len(names), 'weight')}: "
-    return report_mismatch(message + listed(names, 3), names)
+    return report_mismatch(message + itemize(names, 3), names)
 
 
 def _name_place(scheme: Scheme) -> str:

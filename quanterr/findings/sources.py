@@ -47,7 +47,7 @@ from quanterr.formats.reading import Reader
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import level
 from quanterr.pairing.model import Pair
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 MAX_OUTLIERS = 16  # maximum number of weights far below their peers to read again
 MAX_SPREAD_WEIGHTS, MAX_WORST_WEIGHTS = 8, 4  # weights to read again: spread over all, and with the largest losses
@@ -154,7 +154,7 @@ def _is_limited(sample: CodeSample, snr_db: float) -> bool:
 def check_scale_faults(seen: Sequence[WeightSummary], again: CodesReadAgain, kinds: Collection[str]) -> list[Finding]:
     """Report weights whose codes fit other scales; only a few of the weights with excess error are read."""
     lossy, read = _choose_weights(seen)
-    faults = [(weight, fault) for weight in read if (fault := again.find(weight)[0]) and fault.kind in kinds]
+    faults = [(weight, fault) for weight in read if (fault := again.find(weight)[0]) and fault.name in kinds]
     return list(report_scale_faults(faults, lossy, len(read)))
 
 
@@ -419,7 +419,7 @@ def _report_sources(signs: Mapping[str, Sequence[str]], losses: Sequence[float],
     message = (
         f"another source? {count(lossy, 'weight')} lost more than rounding costs; of {read} read again "
         f"{len(names)} {'was' if len(names) == 1 else 'were'} not made from the original's values alone: "
-        f"{listed(names, 3)}; {lowest if lowest == highest else f'{lowest} to {highest}'} dB are lost: "
+        f"{itemize(names, 3)}; {lowest if lowest == highest else f'{lowest} to {highest}'} dB are lost: "
         f"{'; '.join(MEANINGS[sign] for sign in shown)}"
     )
     remedy = (

@@ -11,7 +11,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.pairing.views import find_whole
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 BLOCK_NAME = re.compile(BLOCK_PREFIX)
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
@@ -70,7 +70,7 @@ def check_sizes(contents: Contents) -> Iterator[Finding]:
     """Check the sizes of the embedding, and that the number of heads divides the rows of q and k."""
     declared, where = _read_declared(contents.checkpoint)
     width, rows = declared.get("hidden_size"), declared.get("vocab_size")
-    for stored in contents.stored:
+    for stored in contents.weights:
         shape = stored.weight.shape
         if len(shape) != 2 or not stored.has_shape or not stored.name.endswith(EMBEDDINGS):
             continue
@@ -83,12 +83,12 @@ def check_sizes(contents: Contents) -> Iterator[Finding]:
         heads = declared.get(key)
         odd = [
             stored.name
-            for stored in contents.stored
+            for stored in contents.weights
             if stored.name.endswith(endings) and heads and stored.has_shape and stored.weight.shape[0] % heads
         ]
         if odd:
             yield report_model_mismatch(
                 f"{where} declares {count(heads or 0, 'head')} ({key}), which do not divide the rows of "
-                f"{listed(odd, 3)}",
+                f"{itemize(odd, 3)}",
                 odd,
             )

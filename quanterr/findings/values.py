@@ -23,7 +23,7 @@ from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.sums import RowSums, Sums, exact
 from quanterr.pairing.model import Pair
 from quanterr.selection.roles import role_of, without_numbers
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 TOKEN_ROLES = ("embedding", "head")  # rows of tokens that no text has may be zero or all the same
 MAX_LISTED_ROWS = 3
@@ -133,7 +133,7 @@ class ValueFindings:
             if descriptions := self._notes.get(fault):
                 names = list(descriptions)
                 labels = [f"{name} ({description})" for name, description in descriptions.items()]
-                message = f"{what} in {count(len(names), 'tensor')}: {listed(labels, 3)}"
+                message = f"{what} in {count(len(names), 'tensor')}: {itemize(labels, 3)}"
                 layer = names[0] if len(names) == 1 else None
                 yield make_finding(code, severity, layer, message, remedy, tensors=names)
         yield from self._constant.findings(reader)
@@ -190,7 +190,7 @@ def _make_sums(weight: Weight, rows: RowValues) -> Sums:
         sums.x = exact(sums.n * low) if low == high else 0  # 0 shows that the weight is not constant
     if weight.matrix_rows:
         energies = rows.energy.view(-1, weight.matrix_rows).sum(1).tolist()
-        sums.matrices = {n: RowSums.measured(energy, 0.0, 0.0, False) for n, energy in enumerate(energies)}
+        sums.matrices = {n: RowSums.from_energies(energy, 0.0, 0.0, False) for n, energy in enumerate(energies)}
     return sums
 
 

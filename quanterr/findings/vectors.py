@@ -34,7 +34,7 @@ from quanterr.pairing.model import Pair
 from quanterr.pairing.names import FED_BY_NORM, canonicalize
 from quanterr.selection.roles import role_of
 from quanterr.tensors.casts import CastTest, Copy
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 CAST_DB = 40.0  # any cast of norms and biases to 16 bits reaches this SNR
 FREQUENCY_SUFFIX = "inv_freq"  # frequencies of rotary positions, which configurations and layouts define
@@ -94,7 +94,7 @@ def check_vectors(
     if ones:
         message = (
             f"{count(len(ones), 'norm')} {'is' if len(ones) == 1 else 'are'} 1 throughout, unlike the original's: "
-            f"{listed(ones, 3)}; they were merged into the weights that follow, or lost"
+            f"{itemize(ones, 3)}; they were merged into the weights that follow, or lost"
         )
         remedy = (
             "copy the norms from the original, unless they were merged into weights that this comparison leaves out"
@@ -104,14 +104,14 @@ def check_vectors(
         changed = [name for name in changed if name not in computed]
         message = (
             f"{count(len(computed), 'tensor')} of rotary frequencies changed more than a cast explains: "
-            f"{listed(computed, 3)}; no quantizer changes them"
+            f"{itemize(computed, 3)}; no quantizer changes them"
         )
         remedy = "compare rope_theta and rope_scaling of both config.json files, and store the original's frequencies"
         yield make_finding("implausible_error", "warning", None, message, remedy, layers=computed)
     if changed:
         message = (
             f"{count(len(changed), 'norm, bias or other 1-D tensor', 'norms, biases or other 1-D tensors')} changed "
-            f"more than a cast explains: {listed(changed, 3)}; biases were corrected, scales folded, or values lost"
+            f"more than a cast explains: {itemize(changed, 3)}; biases were corrected, scales folded, or values lost"
         )
         remedy = "find out whether the quantizer folds scales into them (AWQ, SmoothQuant) or corrects biases"
         yield make_finding("implausible_error", "warning", None, message, remedy, layers=changed)
@@ -224,7 +224,7 @@ def _report_corrected(shifts: Mapping[str, _BiasShift]) -> Finding:
     error = "the error that the weight causes on typical inputs"
     shift = f"by {worst:.2g} times {error}" if isfinite(worst) else "although the weights cause no error"
     message = (
-        f"{count(len(names), 'bias', 'biases')} of quantized weights changed, as corrections do: {listed(names, 3)}; "
+        f"{count(len(names), 'bias', 'biases')} of quantized weights changed, as corrections do: {itemize(names, 3)}; "
         f"outputs shift {shift}"
     )
     is_small = worst <= 1

@@ -89,7 +89,7 @@ from quanterr.formats.dense import CODES as CODES_OF_FLOATS
 from quanterr.formats.shared.cast_codes import read_beside_scale
 from quanterr.formats.shared.comfy_labels import refuse_by_name
 from quanterr.formats.shared.unsupported import explain_unsupported
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 __all__ = [
     "FORMATS",
@@ -383,7 +383,7 @@ def recognize(
     )
     if explained:
         raise FormatMismatch(explained)
-    beside = f"; stored with it: {listed([entry.name for entry in siblings])}" if siblings else ""
+    beside = f"; stored with it: {itemize([entry.name for entry in siblings])}" if siblings else ""
     raise FormatMismatch(f"{codes} is in a layout that this version does not support; see `quanterr formats`{beside}")
 
 
@@ -441,7 +441,7 @@ class _Problem(NamedTuple):
             return f"two tensors could be its {self.role}: {entries[0]} and {entries[1]}"
         if entries:
             return f"its {self.role} {entries[0]} should be one of {', '.join(sorted(self.part.dtypes))}"
-        looked_for = listed(self.part.candidates(stored.name), 10)
+        looked_for = itemize(self.part.candidates(stored.name), 10)
         return f"its {self.role} is missing: {codes.dtype} codes, but none of {looked_for} is stored"
 
 
@@ -492,7 +492,9 @@ def _find_unused(weight: Weight, siblings: Sequence[Entry]) -> list[Entry]:
 
 def _explain_unused(weight: Weight, unused: Sequence[Entry]) -> str:
     """Return why a weight is not read, and what may have left tensors beside it."""
-    reason = f"stored as {weight.format} ({weight.codes.dtype}), but unused: {listed([entry.name for entry in unused])}"
+    reason = (
+        f"stored as {weight.format} ({weight.codes.dtype}), but unused: {itemize([entry.name for entry in unused])}"
+    )
     if weight.encoding != "floats":
         return reason
     codes = [entry for entry in unused if entry.dtype not in CODES_OF_FLOATS and BYTE_BITS * entry.nbytes >= weight.n]

@@ -171,7 +171,7 @@ def _read_gemv(parts: Parts, cols: int, blocks: ColumnBlocks) -> Decoder:
         cols,
         levels=list_integers(NIBBLES.bits),
         scale=blocks.grid(parts["scale"], width=width),
-        zero=replace(blocks.packed(parts["zero_point"], NIBBLES), width=width),
+        zero=replace(blocks.packed_grid(parts["zero_point"], NIBBLES), width=width),
         group=blocks.group,
     )
 

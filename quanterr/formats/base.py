@@ -272,7 +272,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         decode = decode or (lambda chunk, workspace: self.dequantize(chunk, workspace).weight)
         high = decode(chunk, filled[1])
         if self.levels.centred:
-            return Scaling(high.div_(self.levels.known[1]))
+            return Scaling(high.div_(self.levels.end_values[1]))
         return derive_scaling(self.levels, decode(chunk, filled[0]), high)
 
     def units(self, chunk: Chunk, workspace: Workspace, rows: Tensor | None = None) -> Tensor | None:
@@ -291,7 +291,7 @@ class Weight(Struct, gc=False):  # nothing here is part of a cycle
         in_blocks = self.levels is not None and self.levels.span is not None and self.scale_steps is None
         return in_blocks if scale is None else scale.dtype == "F16"
 
-    def least_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
+    def smallest_units(self, chunk: Chunk, workspace: FilledWorkspace) -> Tensor | None:
         """Return the factors of the codes at the smallest storable scales, (1 or r, c).
 
         The shape is (1, 1) if only the overall factor is known. Return None if scales are not one-byte floats, as other
@@ -390,7 +390,7 @@ class Format(Struct, frozen=True):
     declared: tuple[str, str] | None = None  # key and value in quantization_config that declare this format
     takes_tied_head: bool = False  # loaders use a quantized output layer even if config.json ties it to the embedding
     is_shaped_by_original: bool = False  # its files do not show the shape of a weight: without an original, a guess
-    least_scale: float = 0.0  # smallest scale that it can store, if real weights can need a smaller one
+    min_scale: float = 0.0  # smallest scale that it can store, if real weights can need a smaller one
     corrects_biases: bool = False  # quantizers (convert_to_quant) adjust biases for the errors of weights
     specification: str = ""  # its module's docstring, filled in where FORMATS is made
 

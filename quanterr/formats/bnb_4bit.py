@@ -99,7 +99,7 @@ class State:
     block: int
     nested_block: int
     nested_offset: float
-    kind: str | None = None  # the table by which bitsandbytes decodes
+    quant_type: str | None = None  # the table by which bitsandbytes decodes
 
 
 def fit(quant_type: str, parts: Parts) -> Weight:
@@ -118,18 +118,18 @@ def fit(quant_type: str, parts: Parts) -> Weight:
         above = -(-blocks // state.nested_block)
         shared = f", one per {state.nested_block} of {blocks} scales"
         _check_size(parts["nested_absmax"], parts["nested_absmax"].n, above, "number", shared)
-    if state.kind in (None, quant_type):
+    if state.quant_type in (None, quant_type):
         table = _describe_table(read_floats(parts["quant_map"]), quant_type)
         warnings = (
             f"its table {parts['quant_map']} is not the {quant_type} table, which runtimes use regardless",
             f"{parts['state']} declares no quant_type, without which bitsandbytes does not load it",
         )
-        true = not table.is_usual, state.kind is None
+        true = not table.is_usual, state.quant_type is None
         return _make_weight(parts, quant_type, state, table, None, tuple(compress(warnings, true)))
-    warning = f"{parts['state']} declares quant_type {state.kind}, which bitsandbytes uses, whatever the name"
+    warning = f"{parts['state']} declares quant_type {state.quant_type}, which bitsandbytes uses, whatever the name"
     as_stored, as_named = (
         _make_weight(parts, table_name, state, _describe_table(TABLES[table_name], table_name), table_name, (warning,))
-        for table_name in (state.kind, quant_type)
+        for table_name in (state.quant_type, quant_type)
     )
     return as_stored.with_alternatives([as_named])
 
@@ -140,7 +140,11 @@ def _make_weight(
     """Return the weight as read by a table; ``built_in`` names it if it is not the stored one."""
     nested = parts["absmax"].dtype == "U8"
     nested_said = f", absmax in blocks of {state.nested_block}" if nested else ""
-    source = f", as quant_type states {state.kind}" if built_in == state.kind else f", as {parts['state']} states"
+    source = (
+        f", as quant_type states {state.quant_type}"
+        if built_in == state.quant_type
+        else f", as {parts['state']} states"
+    )
     return parts.weight(
         state.shape,
         _read(parts, state, table.values),
@@ -168,7 +172,7 @@ def _describe_table(values: tuple[float, ...], quant_type: str) -> _Table:
     pairs = zip(values, TABLES[quant_type], strict=True)
     is_usual = all(abs(value - usual) <= MAX_TABLE_DISTANCE * (1 + abs(usual)) for value, usual in pairs)
     is_sound = all(map(isfinite, values)) and len(set(values)) > 1
-    return _Table(values, nibbles(values).scaled if is_sound else None, is_usual)
+    return _Table(values, nibbles(values).centred_levels if is_sound else None, is_usual)
 
 
 def _check_size(entry: Entry, actual: int, expected: int, noun: str, of_what: str = "") -> None:

@@ -40,7 +40,7 @@ def fit(parts: Parts) -> Weight:
             Grid(absmax),
             factor=UNIT,
         ),
-        levels=INT8.scaled,
+        levels=INT8.centred_levels,
         evidence=(f"codes {codes}, largest magnitudes {absmax}",),
     )
 

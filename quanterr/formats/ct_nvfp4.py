@@ -55,7 +55,7 @@ def fit(parts: Parts) -> Weight:
         padded.shape,
         read_microscaled(codes, "e2m1", padded, scales),
         code_bits=4,
-        levels=E2M1.scaled,
+        levels=E2M1.centred_levels,
         block_size=(1, BLOCK),
         evidence=(f"codes {codes}, scales {scale}, divided by {global_scale}",),
     )

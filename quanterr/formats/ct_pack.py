@@ -144,7 +144,7 @@ def _read_zero_points(entry: Entry, codes: Entry, packing: CodePacking, blocks: 
     if entry.dtype == "I8":
         return Grid(entry, key="zero_point", steps=(("add", float(1 << packing.bits - 1)),))
     rows = codes.shape[-2] if len(codes.shape) > 2 else 0
-    packed = blocks.packed(entry, packing, turned=True)
+    packed = blocks.packed_grid(entry, packing, turned=True)
     return replace(packed, words_down=True, stack_rows=rows, down=rows)
 
 

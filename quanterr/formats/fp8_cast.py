@@ -27,7 +27,7 @@ def fit(parts: Parts) -> Weight:
         element_types.read_one_by_one(parts),
         encoding="cast",
         code_bits=8,
-        levels=OF_DTYPE[parts.codes.dtype].scaled,
+        levels=OF_DTYPE[parts.codes.dtype].centred_levels,
         evidence=(f"codes {codes.dtype} without a scale: a plain cast",),
     )
 

@@ -69,7 +69,7 @@ NVFP4 = BlockType(
         )
     },
     levels.E2M1,
-    least_scale=0.0,
+    min_scale=0.0,
 )
 
 
@@ -97,7 +97,7 @@ TYPES = (
             "MXFP4_R8": Block(MXFP4, Layout((Field(8, "32kkk10:4", 4),), (Field(0, "kkk"),), d=None)),
         },
         levels.E2M1,
-        least_scale=0.0,
+        min_scale=0.0,
     ),
     BlockType(
         "4-bit codes for a table, a scale for 32",
@@ -132,7 +132,7 @@ TYPES = (
                 )
             },
             levels.nibbles(ROCM),
-            least_scale=0.0,
+            min_scale=0.0,
         )
         for name, part, of_scale in (("Q4_0_ROCMFP4", 16, "4"), ("Q4_0_ROCMFP4_FAST", 32, ""))
     ),

@@ -271,7 +271,7 @@ def _read(parts: Parts, blocks: ColumnBlocks, variant: Variant) -> Decoder:
         cols,
         levels=list_integers(bits, one_zero),
         scale=blocks.grid(parts["scale"], turned=True),
-        zero=blocks.packed(zero_point, stored, turned=True) if zero is None else None,
+        zero=blocks.packed_grid(zero_point, stored, turned=True) if zero is None else None,
         group=blocks.group,
         order=Order.WORDS_DOWN,
         columns=blocks.order,

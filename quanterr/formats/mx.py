@@ -160,13 +160,13 @@ FORMATS = (
     ),
     *(
         Format(
-            f"mxfp6_{kind}",
+            f"mxfp6_{code_type}",
             MXFP6,
-            partial(fit_mxfp6, kind),
-            summary=f"MXFP6: {kind.upper()} codes, an E8M0 exponent per 32 columns (Quark)",
+            partial(fit_mxfp6, code_type),
+            summary=f"MXFP6: {code_type.upper()} codes, an E8M0 exponent per 32 columns (Quark)",
             usual_db=usual_db,
         )
-        for kind, usual_db in zip(SIX_BIT_TYPES, ((27, 29), (24, 26)), strict=True)
+        for code_type, usual_db in zip(SIX_BIT_TYPES, ((27, 29), (24, 26)), strict=True)
     ),
     Format(
         "ct_mxfp4",

@@ -53,7 +53,7 @@ def fit(parts: Parts) -> Weight | None:
             padded.shape,
             read_microscaled(codes, "e4m3", padded, layout),
             code_bits=8,
-            levels=E4M3.scaled,
+            levels=E4M3.centred_levels,
             block_size=(1, BLOCK),
             evidence=(
                 f"codes {codes.dtype}, exponents {scale} in {'tiles' if layout.tiles else 'rows'}"

@@ -73,7 +73,7 @@ def fit(parts: Parts) -> Weight | None:
                 high_first=high,
             ),
             code_bits=4,
-            levels=E2M1.scaled,
+            levels=E2M1.centred_levels,
             block_size=(1, block),
             evidence=(
                 f"NVFP4, first column in the {'high' if high else 'low'} nibble, "

@@ -44,7 +44,7 @@ def fit(parts: Parts) -> Weight | None:
         padded.shape,
         _read(parts, padded.rows, cols),
         code_bits=4,
-        levels=E2M1.scaled,
+        levels=E2M1.centred_levels,
         block_size=(BLOCK, 1),
         evidence=(f"codes {codes}, scales {scale}: blocks of 16 rows",),
     )

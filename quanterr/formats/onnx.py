@@ -215,7 +215,7 @@ def _make(
     return parts.weight(
         shape,
         decoder,
-        levels=code_levels.scaled if code_levels and is_centred else code_levels,
+        levels=code_levels.centred_levels if code_levels and is_centred else code_levels,
         code_bits=bits,
         scale=scale,
         block_size=(1, blocks.group) if blocks.group else None,

@@ -63,7 +63,7 @@ def fit(parts: Parts) -> Weight:
         _read(parts, blocks, grouped),
         block_size=blocks.edges,
         code_bits=4,
-        levels=None if grouped else INT4.scaled,
+        levels=None if grouped else INT4.centred_levels,
         scale=channel,
         evidence=(f"4-bit codes {codes}, {channel}, groups of {blocks.size} columns",),
     )

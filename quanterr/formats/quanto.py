@@ -59,7 +59,7 @@ def fit_bytes(parts: Parts) -> Weight:
         parts.codes.shape,
         read_grid(parts, grid),
         code_bits=8,
-        levels=OF_DTYPE[parts.codes.dtype].scaled,
+        levels=OF_DTYPE[parts.codes.dtype].centred_levels,
         scale=parts["scale"],
         evidence=(f"codes {parts.codes}, scale {parts['scale']}: {grid.reason}",),
     )

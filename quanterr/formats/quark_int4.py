@@ -158,7 +158,7 @@ def _read_rows(parts: Parts, _blocks: ColumnBlocks, coding: WordCoding, factor: 
         cols,
         levels=coding.levels,
         scale=Grid(parts["scale"]),
-        zero=ColumnBlocks(1, cols).packed(zero_point, packing, True, coding.zero_levels) if zero_point else None,
+        zero=ColumnBlocks(1, cols).packed_grid(zero_point, packing, True, coding.zero_levels) if zero_point else None,
         factor=factor,
         read=None if packing.name == "dense" else Grid(codes, cols, 1, key="words", packing=packing),
     )

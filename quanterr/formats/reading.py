@@ -32,7 +32,7 @@ class Reader:
         return Workspace(), Workspace()
 
     @cached_property
-    def _filled(self) -> tuple[FilledWorkspace, FilledWorkspace, FilledWorkspace]:
+    def _workspaces(self) -> tuple[FilledWorkspace, FilledWorkspace, FilledWorkspace]:
         """Buffers for the lowest codes, for the highest, and for another part that is replaced."""
         return FilledWorkspace(), FilledWorkspace(), FilledWorkspace()
 
@@ -68,12 +68,12 @@ class Reader:
 
     def read_filled(self, weight: Weight, chunk: Chunk, part: Entry, byte: int) -> Tensor:
         """Return the values of a chunk if all bytes of one part were ``byte``, (r, c); valid until the next call."""
-        self._filled[2].fill((part,), byte)
-        return weight.dequantize(chunk, self._filled[2]).weight
+        self._workspaces[2].fill((part,), byte)
+        return weight.dequantize(chunk, self._workspaces[2]).weight
 
     def read_scaling(self, weight: Weight, chunk: Chunk) -> Scaling | None:
         """Return the factor and the offset of each code of a chunk, (r, c) float32 each; None if they are unknown."""
-        scaling = weight.scaling(chunk, self._filled[:2])
+        scaling = weight.scaling(chunk, self._workspaces[:2])
         if scaling is None:
             return None
         unit, shift = (None if side is None else side.float().expand(chunk.shape).clone() for side in scaling)

@@ -169,7 +169,7 @@ def _fit_float8(parts: Parts, declared: Description) -> Weight:
         codes.shape,
         read_grid(parts, grid),
         code_bits=8,
-        levels=OF_DTYPE[codes.dtype].scaled,
+        levels=OF_DTYPE[codes.dtype].centred_levels,
         block_size=grid.block if grid.granularity == "block" else None,
         scale=scale,
         evidence=(f"the header; scale {scale}: {grid.reason}",),

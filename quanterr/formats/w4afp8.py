@@ -59,7 +59,7 @@ def fit(parts: Parts) -> Weight | None:
         shape,
         decoder,
         block_size=(1, GROUP),
-        levels=INT4.scaled,
+        levels=INT4.centred_levels,
         scale=scale,
         evidence=(
             f"two codes in each byte of {codes}, scale {scale}, {'declared' if declared else 'as the original'}",

@@ -61,7 +61,7 @@ class PreparedRules(NamedTuple):
 
 
 def prepare(
-    options: GateOptions, kind: DocumentKind = KINDS[REPORT], *, required: bool = False, updated: bool = False
+    options: GateOptions, document_kind: DocumentKind = KINDS[REPORT], *, required: bool = False, updated: bool = False
 ) -> PreparedRules:
     """Read the rules and the baseline that the options name, for one type of document.
 
@@ -84,12 +84,16 @@ def prepare(
         options.fail_if,
         options.strict_warnings,
         given,
-        kind.values.VOCABULARY,
+        document_kind.values.VOCABULARY,
         any_original,
     )
     check_baseline_use(rules, given, updated)
     _check_needs(rules, options)
-    before = [] if options.baseline is None else _read_baseline(options.baseline, rules, kind, options.strict_warnings)
+    before = (
+        []
+        if options.baseline is None
+        else _read_baseline(options.baseline, rules, document_kind, options.strict_warnings)
+    )
     for subject in before:
         subject.check_usable()
     return PreparedRules(rules, before)
@@ -107,7 +111,9 @@ def _check_needs(rules: list[Rule], options: GateOptions) -> None:
             raise UsageError(f"{display(rule.condition.text)}: {rule.condition.metric} needs --{needs} FILE")
 
 
-def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKind, strict: bool) -> list[Subject]:
+def _read_baseline(
+    baseline: Path | Result, rules: list[Rule], document_kind: DocumentKind, strict: bool
+) -> list[Subject]:
     """Return the subjects of a baseline: a document, or a file, which with ``strict`` must not have been edited.
 
     Raises:
@@ -115,20 +121,20 @@ def _read_baseline(baseline: Path | Result, rules: list[Rule], kind: DocumentKin
         ReportError: the file cannot be read, or was edited.
     """
     if isinstance(baseline, str | os.PathLike):
-        return read_subjects(os.fspath(baseline), rules, kind, compared=True, strict=strict)
-    _check_kind(KINDS.get(baseline.schema_), kind, with_article(type(baseline).__name__))
+        return read_subjects(os.fspath(baseline), rules, document_kind, compared=True, strict=strict)
+    _check_kind(KINDS.get(baseline.schema_), document_kind, with_article(type(baseline).__name__))
     return list_subjects_of(waive_findings(baseline, find_waivers(rules)))  # type: ignore[arg-type,type-var] # a document
 
 
 def _check_kind(given: DocumentKind | None, wanted: DocumentKind, name: str) -> None:
     if given != wanted:
-        kind = "another" if given is None else given.name.lower()
-        kinds = f"the kind of the baseline ({kind}) differs from the document's ({wanted.name.lower()})"
+        given_name = "another" if given is None else given.name.lower()
+        kinds = f"the kind of the baseline ({given_name}) differs from the document's ({wanted.name.lower()})"
         raise UsageError(f"--baseline {name}: {kinds}")
 
 
 def read_subjects(
-    path: str, rules: list[Rule], kind: DocumentKind, compared: bool, strict: bool = False
+    path: str, rules: list[Rule], document_kind: DocumentKind, compared: bool, strict: bool = False
 ) -> list[Subject]:
     """Read the subjects of a stored document; of a report only what the rules need, which is faster.
 
@@ -141,8 +147,8 @@ def read_subjects(
     """
     if strict:
         require_unedited(path)
-    _check_kind(find_kind(path), kind, display(path))
-    if kind == KINDS[REPORT]:
+    _check_kind(find_kind(path), document_kind, display(path))
+    if document_kind == KINDS[REPORT]:
         report = read_report(path, list_needed_metrics(rules, compared), judged=False)
         return [ReportValues(waive_findings(report, find_waivers(rules)))]
     return list_subjects_of(waive_findings(read_document(path), find_waivers(rules)))

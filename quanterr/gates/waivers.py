@@ -25,7 +25,7 @@ from quanterr.documents.gate_results import Gate, Reason, Violation, list_errors
 from quanterr.errors import UsageError
 from quanterr.selection import LayerSelection
 from quanterr.util.rule_file import read_tables, show_value
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 if TYPE_CHECKING:
     from quanterr.documents.document import Document
@@ -81,7 +81,7 @@ def _make_waiver(table: dict[str, Any], where: str, rules: Sequence[str]) -> Wai
     key, known = ("rule", rules) if "rule" in table else ("finding", tuple(CODES))
     if table[key] not in known:
         near = get_close_matches(str(table[key]), known, n=1)
-        hint = f"did you mean {display(near[0])}?" if near else f"there are {listed(list(known), 5)}"
+        hint = f"did you mean {display(near[0])}?" if near else f"there are {itemize(list(known), 5)}"
         raise UsageError(f"{where}: no {key} is called {show_value(table[key])}; {hint}")
     until, reason, layers = table.get("until"), table.get("reason"), table.get("layers", [])
     if not isinstance(until, date) or isinstance(until, datetime):

@@ -183,10 +183,10 @@ def list_fields() -> Sequence[GuideEntry]:
 
     entries: list[GuideEntry] = []
     known = {metric.name for metric in (*METRICS, *AGGREGATES)} | REPORT_METRICS.keys()
-    for kind in KINDS.values():
-        noun = kind.name.lower()
+    for document_kind in KINDS.values():
+        noun = document_kind.name.lower()
         of = noun if noun.endswith("s") else with_article(noun)
-        scores, described = _collect_scores(kind), _describe_fields(kind)
+        scores, described = _collect_scores(document_kind), _describe_fields(document_kind)
         for name in dict.fromkeys((*scores, *described)):
             if (name in known and name not in scores) or PERCENTILE.fullmatch(name):
                 continue
@@ -200,24 +200,24 @@ def list_fields() -> Sequence[GuideEntry]:
     return entries
 
 
-def _collect_scores(kind: "DocumentKind") -> dict[str, Score]:
+def _collect_scores(document_kind: "DocumentKind") -> dict[str, Score]:
     """Return the numbers that the parts of a kind of document declare."""
-    scores = dict(kind.values.VOCABULARY.scores)
-    for part in vars(import_module(f"{kind.package}.model")).values():
+    scores = dict(document_kind.values.VOCABULARY.scores)
+    for part in vars(import_module(f"{document_kind.package}.model")).values():
         if isinstance(part, type) and issubclass(part, Struct):
             scores |= collect_scores(part) | scores
     return scores
 
 
-def _describe_fields(kind: "DocumentKind") -> dict[str, list[str]]:
+def _describe_fields(document_kind: "DocumentKind") -> dict[str, list[str]]:
     """Return the different descriptions of each field in a kind of document, and of properties that rules may name."""
-    vocabulary, schema = kind.values.VOCABULARY, kind.model.json_schema()
+    vocabulary, schema = document_kind.values.VOCABULARY, document_kind.model.json_schema()
     texts_by_name: dict[str, list[str]] = {}
     for part in (schema, *schema["$defs"].values()):
         for name, declaration in part.get("properties", {}).items():
             if "description" in declaration:
                 texts_by_name.setdefault(name, []).append(declaration["description"])
-    for part in vars(import_module(f"{kind.package}.model")).values():
+    for part in vars(import_module(f"{document_kind.package}.model")).values():
         for name, declaration in vars(part).items() if isinstance(part, type) else ():
             if name in (*vocabulary.items, *vocabulary.whole) and isinstance(declaration, property):
                 texts_by_name.setdefault(name, []).append((declaration.__doc__ or "").rstrip("."))

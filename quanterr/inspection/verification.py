@@ -7,7 +7,7 @@ from quanterr.errors import UsageError
 from quanterr.findings import make_finding
 from quanterr.util.platform import usable_cores
 from quanterr.util.pool import map_in_threads
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 MISMATCH = "checksum_mismatch"
 
@@ -38,7 +38,7 @@ def verify(checkpoint: Checkpoint) -> tuple[int, list[Finding]]:
             make_finding(MISMATCH, "error", None, message, remedy, file=str(file), found=actual, stated=hub)
         )
     if unknown:
-        names = listed([file.path.name for file in unknown], 3)
+        names = itemize([file.path.name for file in unknown], 3)
         message = f"the hub states no SHA-256 for {count(len(unknown), 'file')}: {names}; not verified"
         findings.append(make_finding(MISMATCH, "warning", None, message, "compare them with the source by hand"))
     return len(stated) - len(wrong), findings

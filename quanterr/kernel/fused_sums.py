@@ -123,8 +123,8 @@ def sum_codes(
 ) -> Sums:
     """Compute the sums of a chunk of a weight of ``cols`` columns; see :func:`exact_sums`."""
     peaks = _make_peaks(x.stored.device, chunk) if wanted.cells and are_whole([chunk], cols) else None
-    found, histogram = _launch(x, y, chunk, outlier, wanted, peaks, tile)
-    of_rows = torch.cat([found[: len(SUMS)].sum(2), found[len(SUMS) : -1].amax(2), found[-1:].amin(2)])
+    numbers, histogram = _launch(x, y, chunk, outlier, wanted, peaks, tile)
+    of_rows = torch.cat([numbers[: len(SUMS)].sum(2), numbers[len(SUMS) : -1].amax(2), numbers[-1:].amin(2)])
     totals = torch.cat([of_rows[: len(SUMS)].sum(1), of_rows[len(SUMS) : -1].amax(1), of_rows[-1:].amin(1)])
     rows = of_rows[[NAMES.index(name) for name in ("x_sq", "e_sq", "e_max", "xe", "y_max")]]
     on_host = torch.cat([totals, rows.view(-1)]).cpu()
@@ -168,7 +168,7 @@ def _launch(
     (rows, cols), device = chunk.shape, x.stored.device
     width = min(max(1 << (cols - 1).bit_length(), WINDOW), tile)
     down, across = -(-rows // (tile // width)), -(-cols // width)
-    found = torch.zeros((len(NAMES), rows, across), dtype=torch.float64, device=device)
+    numbers = torch.zeros((len(NAMES), rows, across), dtype=torch.float64, device=device)
     histogram = torch.zeros(BINS, dtype=torch.int32, device=device)
     limits = torch.tensor([outlier, RELATIVE_OUTLIER, wanted.normal or 1.0], dtype=torch.float64, device=device)
     importance = None
@@ -181,7 +181,7 @@ def _launch(
             importance=importance,
             importance_stride=_find_stride(importance),
             limits=limits,
-            found=found,
+            numbers=numbers,
             histogram=histogram,
             x_peaks=None if peaks is None else peaks[0],
             e_peaks=None if peaks is None else peaks[1],
@@ -194,7 +194,7 @@ def _launch(
             num_warps=WARPS,
             enable_fp_fusion=False,  # each operation rounds
         )
-    return found, histogram
+    return numbers, histogram
 
 
 def _list_arguments(side: str, codes: Codes) -> dict[str, Any]:
@@ -234,9 +234,9 @@ def _check_kernel(device: torch.device) -> bool:
     try:
         with own_stream(device):  # which makes it this thread's device: the kernel runs on that
             sides = Codes(x.to(device)), Codes(codes.to(device), table.to(device), scale=scale.to(device))
-            found = sum_codes(*sides, chunk, 100, OUTLIER)
-        is_close = isclose(as_float(found.e_sq), as_float(expected.e_sq), rel_tol=1e-9)
-        reason = "" if is_close and found.histogram == expected.histogram else "its sums are wrong"
+            sums = sum_codes(*sides, chunk, 100, OUTLIER)
+        is_close = isclose(as_float(sums.e_sq), as_float(expected.e_sq), rel_tol=1e-9)
+        reason = "" if is_close and sums.histogram == expected.histogram else "its sums are wrong"
     except Exception as error:  # a compiler that is missing, a device that Triton does not know
         reason = str(error)
     if reason:

@@ -45,7 +45,7 @@ class Levels:
     rows: tuple[int, int] = (0, 0)  # bytes before the blocks of rows, and with these blocks
 
     @property
-    def known(self) -> tuple[float, float]:
+    def end_values(self) -> tuple[float, float]:
         """The values of the codes in the bytes ``low`` and ``high``."""
         return self.at or (self.lowest, self.highest)
 
@@ -69,7 +69,7 @@ class Levels:
         return None if self.table or self.mantissa or self.number == 3 else (self.number - 1).bit_length()
 
     @cached_property
-    def scaled(self) -> "Levels":
+    def centred_levels(self) -> "Levels":
         """These levels, for codes without zero points or offsets."""
         return replace(self, centred=True)
 
@@ -188,7 +188,7 @@ def _count_below(numbers: Tensor, counts: Codes) -> Tensor:
 def make_float_codes(levels: Levels, round_by_torch: Round, sign: int, one_zero: bool = False) -> Codes:
     """Return the codes of small floats, ties to even, with the sign in bit ``sign``; ``one_zero``: zero has no sign."""
     min_exponent = int(log2(levels.normal))  # smallest exponent of normal numbers
-    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "least": min_exponent}
+    size = {"low": levels.lowest, "high": levels.highest, "mantissa": levels.mantissa, "min_exponent": min_exponent}
     return Codes(round_by_torch, CodesStruct(kind=CodeKind.FLOATS, sign=sign, one_zero=one_zero, **size))
 
 
@@ -249,7 +249,7 @@ class Scaling(NamedTuple):
 
 def derive_scaling(levels: Levels, low: Tensor, high: Tensor) -> Scaling:
     """Derive factor and offset from the dequantized values of the two known codes, (r, c) each."""
-    first, second = levels.known
+    first, second = levels.end_values
     span = second - first
     unit = (high - low).div_(span)
     if not bool(unit.sum().isfinite()):  # far faster than to ask each number

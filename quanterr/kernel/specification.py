@@ -116,7 +116,7 @@ def add_rows(sums: Sums, chunks: Sequence[Chunk], cols: int, rows: Tensor) -> No
         sums.worst = WorstPlace(sums.e_max, numbers[worst], 0 if whole else chunks[worst].col)
     picked = _find_worst_rows(rows) if whole else torch.arange(len(numbers))
     for place, (x_sq, e_sq, e_max, _, zeroed) in zip(picked.tolist(), rows[:, picked].t().tolist(), strict=True):
-        row = RowSums.measured(x_sq, e_sq, e_max, whole, bool(zeroed))
+        row = RowSums.from_energies(x_sq, e_sq, e_max, whole, bool(zeroed))
         before = sums.rows.get(numbers[place])
         sums.rows[numbers[place]] = before.join(row) if before else row
 
@@ -127,7 +127,7 @@ def add_matrices(sums: Sums, chunks: Sequence[Chunk], matrix_rows: int, rows: Te
     for number in sorted(set(numbers.tolist())):
         matrix = rows[:, numbers == number]
         x_sq, e_sq = matrix[:2].sum(1).tolist()
-        sums.matrices[number] = RowSums.measured(x_sq, e_sq, float(matrix[2].amax()), False)
+        sums.matrices[number] = RowSums.from_energies(x_sq, e_sq, float(matrix[2].amax()), False)
 
 
 def _find_worst_rows(rows: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ def declare_functions(library: ctypes.CDLL) -> None:
 ROOM = _read_sizes()["ROOM"]
 PLACES = _read_sizes()["PLACES"]
 TILE = _read_sizes()["TILE"]
-MOST_PARTS = _read_sizes()["MOST_PARTS"]
-MOST_SEARCHED = _read_sizes()["MOST_SEARCHED"]
+MAX_PARTS = _read_sizes()["MAX_PARTS"]
+MAX_PART_ELEMENTS = _read_sizes()["MAX_PART_ELEMENTS"]
 DONE = _read_sizes()["DONE"]
 SUMS = tuple(map(str.lower, SUM.findall(_read())))
 SUM_BYTES = 4 * _read_sizes()["LIMBS"]

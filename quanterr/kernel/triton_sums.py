@@ -100,7 +100,7 @@ def sum_tile(
     importance,
     importance_stride,
     limits,
-    found,
+    numbers,
     histogram,
     x_peaks,
     e_peaks,
@@ -115,7 +115,7 @@ def sum_tile(
     WINDOW: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """Sum a tile of ROWS x COLS elements; ``found`` gets the numbers of fused_sums.NAMES for each row of the tile."""
+    """Sum a tile of ROWS x COLS elements; ``numbers`` gets those of fused_sums.NAMES for each row of the tile."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     inside = (row < rows) & (col < cols)
@@ -175,7 +175,7 @@ def sum_tile(
     stored = row_in_tile < rows
     across = tl.num_programs(1).to(tl.int64)
     step = across * rows
-    out = found + row_in_tile * across + tl.program_id(1)
+    out = numbers + row_in_tile * across + tl.program_id(1)
     tl.store(out, tl.sum(x * x, 1), mask=stored)
     tl.store(out + step, tl.sum(e * e, 1), mask=stored)
     tl.store(out + 2 * step, tl.sum(x * e, 1), mask=stored)

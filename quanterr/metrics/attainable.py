@@ -70,7 +70,7 @@ class Attainable(Struct, frozen=True, dict=True):  # dict: for its cached number
         """SNR of the nearest codes."""
         return level(self.x_sq, self.best_sq)
 
-    def least_nmse(self, sums: Sums) -> float:
+    def min_nmse(self, sums: Sums) -> float:
         """Return Σe² / Σx² of the sample, or of the whole weight with these sums, whichever is smaller."""
         return min(ratio(as_float(sums.e_sq), as_float(sums.x_sq)), ratio(self.e_sq, self.x_sq))
 

@@ -68,7 +68,7 @@ class RowSums(NamedTuple):
         return self.zeroed and self.x_sq > 0
 
     @classmethod
-    def measured(cls, x_sq: float, e_sq: float, e_max: float, whole: bool, zeroed: bool = False) -> RowSums:
+    def from_energies(cls, x_sq: float, e_sq: float, e_max: float, whole: bool, zeroed: bool = False) -> RowSums:
         """Return the sums of a row from its energies as float64."""
         return cls(exact(x_sq), exact(e_sq), e_max, whole, zeroed)
 
@@ -159,7 +159,7 @@ class Sums:
     def keep_rows(self, first: int, rows: Iterable[tuple[int, float, float, float, int]], whole: bool) -> None:
         """Set the rows, of which there are none yet: number from ``first``, Σx², Σe², max |e|, whether y is zero."""
         for row, x_sq, e_sq, e_max, zeroed in rows:
-            self.rows[first + row] = RowSums.measured(x_sq, e_sq, e_max, whole, bool(zeroed))
+            self.rows[first + row] = RowSums.from_energies(x_sq, e_sq, e_max, whole, bool(zeroed))
 
     def list_rows_above(self, min_ratio: float) -> list[int]:
         """Return the numbers of the worst rows whose Σe² is at least ``min_ratio`` · Σx²."""
@@ -203,7 +203,7 @@ class Sums:
         return total
 
 
-ADDED = tuple(name for name, kind in Sums.__annotations__.items() if kind == "int")
+ADDED = tuple(name for name, annotation in Sums.__annotations__.items() if annotation == "int")
 
 
 def worst_rows(rows: Iterable[tuple[int, RowSums]]) -> list[tuple[int, RowSums]]:

@@ -81,8 +81,8 @@ class Option(NamedTuple):
     panel: str | None = None  # heading in the help
     metavar: str | None = None  # FILE and FOLDER: paths in a settings file are relative to its folder
     flags: str = ""  # such as "--json"; empty: made from the field's name
-    least: float | None = None  # smallest allowed value
-    most: float | None = None  # largest allowed value
+    minimum: float | None = None  # smallest allowed value
+    maximum: float | None = None  # largest allowed value
     words: str | None = None  # the function of cli/completion.py that completes the value
     rare: bool = False  # --help leaves it out, --help-all shows it
 
@@ -109,10 +109,10 @@ def _check_range(name: str, value: object, option: Option) -> None:
     shown = f"{list_flags(name, option)[0]} {value}"
     if isinstance(value, float) and not isfinite(value):
         raise UsageError(f"{shown}: must be a finite number")
-    if option.least is not None and value < option.least:
-        raise UsageError(f"{shown}: must be at least {option.least}")
-    if option.most is not None and value > option.most:
-        raise UsageError(f"{shown}: must be at most {option.most}")
+    if option.minimum is not None and value < option.minimum:
+        raise UsageError(f"{shown}: must be at least {option.minimum}")
+    if option.maximum is not None and value > option.maximum:
+        raise UsageError(f"{shown}: must be at most {option.maximum}")
 
 
 def list_flags(name: str, option: Option) -> list[str]:
@@ -196,7 +196,7 @@ class LoadingOptions(CheckedOptions):
         ),
     ] = ()
     devices: Annotated[
-        int, Option("Number of devices among which vLLM splits the model.", METRICS, "N", flags="--tp", least=1)
+        int, Option("Number of devices among which vLLM splits the model.", METRICS, "N", flags="--tp", minimum=1)
     ] = 1
 
 
@@ -361,7 +361,7 @@ class ComparisonOptions(RunOptions, SelectionOptions):
     """Options of a comparison, of one candidate or several."""
 
     outlier_threshold: Annotated[
-        float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", least=0, rare=True)
+        float, Option("An element with a larger |e| counts as an outlier.", METRICS, "NUMBER", minimum=0, rare=True)
     ] = OUTLIER
     importance: Annotated[
         Path | None,
@@ -505,9 +505,9 @@ class RecipeOptions(CheckedOptions):
 class BenchOptions(RecipeOptions):
     """Options of ``quanterr bench-formats``."""
 
-    rows: Annotated[int, Option("Rows of each weight.", WEIGHTS, "N", least=1)] = 1024
-    columns: Annotated[int, Option("Columns of each weight.", WEIGHTS, "N", least=1)] = 4096
-    seed: Annotated[int, Option("Seed of the random numbers.", WEIGHTS, "N", least=0)] = 0
+    rows: Annotated[int, Option("Rows of each weight.", WEIGHTS, "N", minimum=1)] = 1024
+    columns: Annotated[int, Option("Columns of each weight.", WEIGHTS, "N", minimum=1)] = 4096
+    seed: Annotated[int, Option("Seed of the random numbers.", WEIGHTS, "N", minimum=0)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -546,11 +546,12 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
     same_in: Annotated[SameIn, Option("Layers that must share a recipe.", RECIPES, rare=True)] = "fused"
     size: Annotated[float | str | None, Option("Maximum checkpoint size, e.g. 6GiB.", GOAL, "BYTES")] = None
     bits: Annotated[
-        float | None, Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER", least=0)
+        float | None,
+        Option("Maximum bits per weight of the planned layers, scales included.", GOAL, "NUMBER", minimum=0),
     ] = None
     max_kld: Annotated[
         float | None,
-        Option("Smallest size with at most this predicted KLD; needs --sensitivity.", GOAL, "NAT", least=0),
+        Option("Smallest size with at most this predicted KLD; needs --sensitivity.", GOAL, "NAT", minimum=0),
     ] = None
     max_output_error: Annotated[
         float | None,
@@ -558,7 +559,7 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
             "Smallest size with at most this predicted error of a denoiser's output (1: 100 %); needs --sensitivity.",
             GOAL,
             "SHARE",
-            least=0,
+            minimum=0,
         ),
     ] = None
     min_snr: Annotated[
@@ -569,8 +570,8 @@ class PlanOptions(ComparisonOptions, RecipeOptions):
         Option("Measure the plan on --text; --max-kld then bounds the measured KLD.", TEXT, flags="--measure --verify"),
     ] = False
     text: Annotated[Path | None, Option(READ_TEXT, TEXT, "FILE")] = None
-    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2, rare=True)] = 512
-    chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
+    context: Annotated[int, Option(CONTEXT, TEXT, "N", minimum=2, rare=True)] = 512
+    chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", minimum=1)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -653,8 +654,8 @@ class EvaluateOptions(RunOptions, EvaluationGateOptions):
             "--task",
         ),
     ] = ()
-    context: Annotated[int, Option(CONTEXT, TEXT, "N", least=2, rare=True)] = 512
-    chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", least=1)] = None
+    context: Annotated[int, Option(CONTEXT, TEXT, "N", minimum=2, rare=True)] = 512
+    chunks: Annotated[int | None, Option(CHUNKS, TEXT, "N", minimum=1)] = None
     sensitivity: Annotated[
         Path | None,
         Option(
@@ -688,7 +689,7 @@ class EvaluateOptions(RunOptions, EvaluationGateOptions):
             "Number of chunks or calls to measure the sensitivity on; their activations are kept in memory.",
             TEXT,
             "N",
-            least=1,
+            minimum=1,
             rare=True,
         ),
     ] = 4
@@ -713,8 +714,8 @@ class EvaluateOptions(RunOptions, EvaluationGateOptions):
             "Percentage of columns and elements that --saliency-out writes.",
             OUTPUT,
             "PERCENT",
-            least=0,
-            most=100,
+            minimum=0,
+            maximum=100,
             rare=True,
         ),
     ] = 1.0
@@ -756,7 +757,7 @@ class EvaluateOptions(RunOptions, EvaluationGateOptions):
         str, Option("Compute dtype of both sides: float32, bfloat16 or float64.", PERFORMANCE, "NAME", rare=True)
     ] = "float32"
     batch: Annotated[
-        int, Option("Number of chunks that run through a block together.", PERFORMANCE, "N", least=1, rare=True)
+        int, Option("Number of chunks that run through a block together.", PERFORMANCE, "N", minimum=1, rare=True)
     ] = 2
     on_progress: Annotated[
         Callable[[int, int, int, int], None] | None,

@@ -39,7 +39,7 @@ from quanterr.selection import LayerSelection
 from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import as_matrix
 from quanterr.tensors.workspace import TORCH_DTYPES
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 SIDES = ("original", "quantized")
 
@@ -213,7 +213,7 @@ class _Pairer:
     def _find_elsewhere(self, shared: str, name: str, x: Weight) -> _Counterpart | None:
         """Find the weight under other names in the quantized checkpoint, or the weight that it is tied to."""
         if held := self.holders.find(name, x.shape):
-            holders = listed(list(held.holders), 3)
+            holders = itemize(list(held.holders), 3)
             y = held.weight
             return _Counterpart(held._replace(weight=replace(y, evidence=(*y.evidence, f"held by {holders}"))))
         twin = self.ties.find_twin(name)
@@ -267,7 +267,7 @@ class _Pairer:
             place = (
                 f"({y.codes.dtype}) in the quantized"
                 if there is not None
-                else f"in {listed(list(held.holders), 3)} of the quantized"
+                else f"in {itemize(list(held.holders), 3)} of the quantized"
             )
             reason = f"shape {list(x.shape)} in the original, {list(y.shape)} {place}{_describe_mismatch(x, y)}"
             self._leave_both(name, there, Bucket.SHAPE_MISMATCH, reason, held)

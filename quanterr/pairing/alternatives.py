@@ -60,12 +60,12 @@ def _choose_interpretation(pair: Pair, reader: Reader) -> Pair:
     of_x = choice.number - len(y.alternatives)
     first, best = (y, y.alternatives[choice.number]) if of_x < 0 else (x, x.alternatives[of_x])
     if first.prescribed:
-        contradiction = Contradiction(first.evidence[0], best.evidence[0], choice.first, choice.least)
+        contradiction = Contradiction(first.evidence[0], best.evidence[0], choice.first, choice.min_error)
         y.alternatives = ()
         return replace(pair, contradiction=contradiction)
     as_first = f"{choice.first:.3g}" if isfinite(choice.first) else "not finite"
     description = (
-        f"read as {best.evidence[0]}: relative error {choice.least:.3g} on a sample; "
+        f"read as {best.evidence[0]}: relative error {choice.min_error:.3g} on a sample; "
         f"{as_first} as label and shapes suggest ({first.evidence[0]})"
     )
     if first.undeclared:
@@ -97,9 +97,9 @@ def _choose_among(
     if other.leftovers:
         return other.leftovers
     if other.contradiction is not None:
-        contradiction = other.contradiction._replace(prescribed_error=choice.first, other_error=choice.least)
+        contradiction = other.contradiction._replace(prescribed_error=choice.first, other_error=choice.min_error)
         return replace(pair, alternatives=(), contradiction=contradiction)
-    error = f"{choice.least:.3g}"
+    error = f"{choice.min_error:.3g}"
     evidence = [text.format(error=error) for text in (other.evidence,) if text]
     warnings = [text.format(error=error) for text in (other.warning,) if text]
     quantized = other.quantized or pair.quantized

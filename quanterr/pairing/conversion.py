@@ -119,7 +119,7 @@ class Conversion:
             return "belongs to another module of sentence-transformers, which is stored in a separate file"
         if not any(self._is_mlx):
             return None
-        if reason := next((reason for pattern, reason in self._left_out if pattern.fullmatch(name)), None):
+        if reason := next((reason for pattern, reason in self._left_out_patterns if pattern.fullmatch(name)), None):
             return reason
         if self._keeps_predicting or not self._predicts(name, self._config.get("num_hidden_layers")):
             return None
@@ -138,7 +138,7 @@ class Conversion:
         return all(any(self._predicts(name, n_blocks) for name in names) for names in stored)
 
     @cached_property
-    def _left_out(self) -> list[tuple[re.Pattern[str], str]]:
+    def _left_out_patterns(self) -> list[tuple[re.Pattern[str], str]]:
         """Patterns of names that no checkpoint of MLX contains, with the reason."""
         stored = [side.entries for side, is_mlx in zip(self._sides, self._is_mlx, strict=True) if is_mlx]
         return [row for row in mlx.LEFT_OUT if not all(any(map(row[0].fullmatch, names)) for names in stored)]

@@ -30,7 +30,7 @@ from quanterr.pairing.views import (
     transpose_weight,
 )
 from quanterr.tensors.workspace import find_dtype
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 
 class HeldWeight(NamedTuple):
@@ -182,7 +182,7 @@ class Holders:
         entry, rows = whole.parts[FUSED], self._count_rows(held, whole)
         if entry.n != len(rows):
             raise FormatMismatch(
-                f"{entry} should have a number for each of {len(rows)} layers: {listed(list(held.names))}"
+                f"{entry} should have a number for each of {len(rows)} layers: {itemize(list(held.names))}"
             )
         stored = torch.frombuffer(bytearray(entry.read()), dtype=find_dtype(entry.dtype)).float()
         description = f"rows of {len(rows)} layers times {entry.name.rpartition('.')[2]}"

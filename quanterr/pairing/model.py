@@ -94,7 +94,7 @@ class Pair(Struct, frozen=True, gc=False):
         return self.original_codes, self.quantized_codes
 
     @property
-    def consumed(self) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    def other_entries(self) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
         """Per side: all other entries of the weight."""
         return self.original_consumed, self.quantized_consumed
 

@@ -55,7 +55,7 @@ class ChosenInterpretation(NamedTuple):
 
     number: int | None
     first: float  # relative error of the first interpretation
-    least: float  # smallest relative error of the interpretations tried
+    min_error: float  # smallest relative error of the interpretations tried
 
 
 def choose_nearest(
@@ -71,8 +71,8 @@ def choose_nearest(
     errors = [] if error <= bar.tried_above else [relative_error(*other, reader) for other in others]
     if not errors:
         return ChosenInterpretation(None, error, error)
-    least = min(errors)
-    return ChosenInterpretation(errors.index(least) if bar.is_met(error, least) else None, error, least)
+    min_error = min(errors)
+    return ChosenInterpretation(errors.index(min_error) if bar.is_met(error, min_error) else None, error, min_error)
 
 
 # Number of places in a sample, and maximum number of rows and elements at a place.

@@ -34,7 +34,7 @@ from quanterr.selection.roles import role_of
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 INPUT = "input"
 FUSED_LOCATIONS = ("weight_input", "weight_output")  # locations whose matrix is already part of the stored weight
@@ -52,7 +52,7 @@ class Transform(NamedTuple):
     """A transform at one location, as config.json declares it."""
 
     group: str
-    kind: str
+    matrix_type: str
     location: str
     targets: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -159,7 +159,11 @@ def find_lone_transforms(config: JsonFields, entries: Mapping[str, Entry]) -> di
         endings = tuple(f".{group}_{place}.weight" for place in online)
         if len(places) == 1 and not online:
             reasons[group] = f"it is applied as {min(places)} only, and nothing undoes it"
-        elif online and transforms[0].kind.startswith("random") and not any(name.endswith(endings) for name in entries):
+        elif (
+            online
+            and transforms[0].matrix_type.startswith("random")
+            and not any(name.endswith(endings) for name in entries)
+        ):
             reasons[group] = f"its matrix, {min(endings)[1:]}, is not stored"
     return reasons
 
@@ -213,7 +217,7 @@ class Transforms:
         transforms = [each for each in self._all if each.location == INPUT and each.is_of(weight.name, weight.shape)]
         if not transforms:
             return weight
-        named = listed([each.group for each in transforms], 3)
+        named = itemize([each.group for each in transforms], 3)
         if len(transforms) > 1:
             raise FormatMismatch(
                 f"config.json declares several transforms of its inputs, {named}, and not in which order: {REMEDY}"
@@ -225,7 +229,7 @@ class Transforms:
             )
         module = weight.name.removesuffix(WEIGHT_SUFFIX)
         matrix = self._find_matrix(transforms[0], module, weight.matrix[1])
-        named = f"{transforms[0].group} ({transforms[0].kind}, {matrix.n} columns)"
+        named = f"{transforms[0].group} ({transforms[0].matrix_type}, {matrix.n} columns)"
         undone = view_without_rotation(weight, f"its inputs are transformed by {named}, which is undone", matrix)
         may_be_other = role_of(module + WEIGHT_SUFFIX) == "experts" or module.rpartition(".")[2] in ROUTERS
         if weight.has_codes or transforms[0].is_at(module, False) or not may_be_other:
@@ -234,10 +238,10 @@ class Transforms:
 
     def _find_matrix(self, transform: Transform, module: str, cols: int) -> TransformMatrix:
         called = f"the transform {display(transform.group)} of its inputs"
-        if transform.kind not in MATRIX_TYPES:
+        if transform.matrix_type not in MATRIX_TYPES:
             raise FormatMismatch(
-                f"config.json declares {called} as {display(transform.kind)}; known are {listed(list(MATRIX_TYPES))}: "
-                f"{REMEDY}"
+                f"config.json declares {called} as {display(transform.matrix_type)}; known are "
+                f"{itemize(list(MATRIX_TYPES))}: {REMEDY}"
             )
         n = cols if transform.block is None else transform.block
         if not isinstance(n, int) or isinstance(n, bool) or n < 1 or cols % n:
@@ -245,12 +249,12 @@ class Transforms:
                 f"config.json declares {called} with head_dim {display(str(n))}, which does not divide its {cols} "
                 f"columns: {REMEDY}"
             )
-        is_hadamard = transform.kind != RANDOM_MATRIX
+        is_hadamard = transform.matrix_type != RANDOM_MATRIX
         randomized = transform.randomized and is_hadamard
         is_transposed = is_hadamard and transform.inverse
         name = self._find_stored(transform, module, n)
         if name is None:
-            if transform.kind != HADAMARD or randomized or n & (n - 1):
+            if transform.matrix_type != HADAMARD or randomized or n & (n - 1):
                 looked_for = f"{module}.{transform.group}_{INPUT}.weight"
                 raise FormatMismatch(
                     f"config.json declares {called}, and its matrix {display(looked_for)}, [{n}, {n}], is not stored: "
@@ -273,12 +277,12 @@ class Transforms:
             name
             for name, other in self._matrices.get(transform.group, ())
             if self._entries[name].shape == (n, n)
-            and (transform.kind != RANDOM_MATRIX or other.inverse == transform.inverse)
+            and (transform.matrix_type != RANDOM_MATRIX or other.inverse == transform.inverse)
         ]
         if len(shared) > 1:
             raise FormatMismatch(
                 f"its inputs have the transform {display(transform.group)}; it stores no matrix, and could share any "
-                f"of {listed(shared, 3)}: {REMEDY}"
+                f"of {itemize(shared, 3)}: {REMEDY}"
             )
         return shared[0] if shared else None
 

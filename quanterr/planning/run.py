@@ -27,7 +27,7 @@ from quanterr.recipes import PRESETS, parse_recipe, parse_recipes
 from quanterr.selection.roles import block_of, role_of
 from quanterr.tensors.in_memory import Side, hold
 from quanterr.util.knapsack import KnapsackItem, solve, trace_path
-from quanterr.util.text import count, display, listed, size
+from quanterr.util.text import count, display, itemize, size
 from quanterr.version import __version__
 
 CURVE_POINTS = 40  # approximate number
@@ -178,7 +178,9 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     notes += [finding.message for finding in every if finding.code in (LEFT_UNQUANTIZED, FALLBACK)]
     formats = {layer.format for layer in layers if layer.recipe != ORIGINAL}
     if not load_together(formats):
-        notes.append(f"no known runtime loads {listed(sorted(formats), 5)} in one checkpoint; give --to recipes of one")
+        notes.append(
+            f"no known runtime loads {itemize(sorted(formats), 5)} in one checkpoint; give --to recipes of one"
+        )
     if (
         fixed > MAX_SMALL_SHARE * nbytes
         and not first.selection.patterns
@@ -188,7 +190,7 @@ def _make_plan(goal: Goal, reports: Mapping[str, Report], nbytes: int, architect
     if left_out:
         notes.append(
             f"the {SOURCES[measure]} does not name {count(len(left_out), 'layer')}, left unquantized: "
-            f"{listed(left_out, 3)}"
+            f"{itemize(left_out, 3)}"
         )
     return Plan(
         tool=Tool(name="quanterr", version=__version__),

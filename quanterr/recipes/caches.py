@@ -160,7 +160,7 @@ def _round_by_largest(x: Tensor, half: int) -> Tensor:
 
 
 def _round_by_minimum(x: Tensor, highest: int) -> Tensor:
-    """Round to Q4_1 or Q5_1: ``most`` is 15 or 31."""
+    """Round to Q4_1 or Q5_1: ``highest`` is 15 or 31."""
     lowest, largest = x.aminmax(dim=1, keepdim=True)
     d = (largest - lowest) / highest
     codes = ((x - lowest) * _invert(d)).add_(0.5).floor_().clamp_(max=highest)
@@ -221,10 +221,10 @@ def _round_int4(x: Tensor, axis: int) -> Tensor:
     """Round numbers that share a scale along an axis, as KIVI does."""
     if not x.numel():
         return x
-    least, largest = x.aminmax(dim=axis, keepdim=True)
-    scale = (largest - least) / 15
-    codes = ((x - least) / torch.where(scale == 0, 1.0, scale)).clamp_(0, 15).round_()
-    return codes.mul_(scale).add_(least)
+    smallest, largest = x.aminmax(dim=axis, keepdim=True)
+    scale = (largest - smallest) / 15
+    codes = ((x - smallest) / torch.where(scale == 0, 1.0, scale)).clamp_(0, 15).round_()
+    return codes.mul_(scale).add_(smallest)
 
 
 def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:

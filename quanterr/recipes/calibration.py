@@ -52,13 +52,13 @@ class Calibrator:
             return torch.quantile(flat, self.percentile / 100, dim=2) if flat.shape[2] <= 1 << 24 else largest
         if not self.searches:
             return largest
-        best, least_error = largest.clone(), torch.full_like(largest, torch.inf)
+        best, min_error = largest.clone(), torch.full_like(largest, torch.inf)
         for ratio in RATIOS:
             scale = largest * (ratio / highest)
             unit = scale.masked_fill(scale == 0, 1)[:, None, :, None]
             error = weigh_errors((round_codes(blocks / unit) * unit - blocks).square_(), importance).sum((1, 3))
-            better = error < least_error
-            least_error = torch.where(better, error, least_error)
+            better = error < min_error
+            min_error = torch.where(better, error, min_error)
             best = torch.where(better, largest * ratio, best)
         return best
 

@@ -111,15 +111,15 @@ class IntegerEncoder(Encoder):
             q = torch.tensor([1 - self.calibrator.percentile / 100, self.calibrator.percentile / 100])
             ends = torch.quantile(groups, q, dim=2)
             return torch.stack([ends[0].clamp(max=0), ends[1].clamp(min=0)], 2)
-        best, least = torch.stack([low, high], 2), torch.full_like(low, torch.inf)
+        best, min_error = torch.stack([low, high], 2), torch.full_like(low, torch.inf)
         for ratio in RATIOS:
             ends = torch.stack([low * ratio, high * ratio], 2)
             scale, zero = self._find_scale_and_zero(ends)
             codes = (groups / scale[..., None]).add_(zero[..., None]).round_().clamp_(self._low, self._high)
             error = codes.sub_(zero[..., None]).mul_(scale[..., None]).sub_(groups).square_()
             error = weigh_errors(error, None if importance is None else importance[0]).sum(2)
-            better = error < least
-            least = torch.where(better, error, least)
+            better = error < min_error
+            min_error = torch.where(better, error, min_error)
             best = torch.where(better[..., None], ends, best)
         return best
 

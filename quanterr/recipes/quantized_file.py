@@ -20,7 +20,7 @@ from quanterr.recipes.base import QUANTIZED_AS, Recipe, Rows, Source, StoredTens
 from quanterr.recipes.matrices import is_stack, matrices_of
 from quanterr.recipes.scales import ScaleCache
 from quanterr.selection import LayerSelection
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 # Elements measured or encoded at once: with fewer, calls from Python cost more than the cache saves.
 PIECE_ELEMENTS = 1 << 19
@@ -82,7 +82,7 @@ class QuantizedFile(CheckpointFile):
         return self.recipe.name != self.wanted.name
 
     @property
-    def kind(self) -> tuple[str, int]:
+    def shared_key(self) -> tuple[str, int]:
         """A key that recipes share if they can be measured together."""
         return self.weight, self._together
 
@@ -231,7 +231,7 @@ def _quantize_by_one(
         reason = f": {display(why.name)} ({why.reason})" if why else ""
         raise UsageError(f"{recipe.name}: no selected weight can be quantized{reason}")
     if left:
-        names = listed([weight.name for weight in left], 3)
+        names = itemize([weight.name for weight in left], 3)
         verb = "stays" if len(left) == 1 else "stay"
         note = f"{recipe.name}: {count(len(left), 'weight')} cannot be stored and {verb}: {names} ({left[0].reason})"
         return replace(virtual, notes=(note,))

@@ -116,7 +116,7 @@ class Estimate:
         return sum(self.signals) * self._up
 
     @property
-    def weighted(self) -> tuple[float, float] | None:
+    def weighted_energies(self) -> tuple[float, float] | None:
         """Estimated Σ importance · x² and Σ importance · e² of all rows."""
         return (
             None if self.read_weighted is None else (self._up * self.read_weighted[0], self._up * self.read_weighted[1])

@@ -27,7 +27,7 @@ class QuantizedWeight(Protocol):
     importance: Tensor | None
 
     @property
-    def kind(self) -> tuple[str, int]:
+    def shared_key(self) -> tuple[str, int]:
         """A key that weights share if they are read in the same pieces."""
 
     def pieces(self, first: int, stop: int) -> Iterable[tuple[int, int]]:
@@ -160,13 +160,13 @@ class ScaleCache:
 
     def register(self, file: QuantizedWeight) -> None:
         """Add a recipe's file; files that are read in the same pieces are measured together."""
-        self._files.setdefault(file.kind, []).append(file)
+        self._files.setdefault(file.shared_key, []).append(file)
 
     def get(self, file: QuantizedWeight) -> tuple[Tensor, ...]:
         """Return the settled tensors of a weight; if too many weights are cached, drop the one used longest ago."""
         with self._lock:
-            scales = self._scales.pop(file.kind, None) or _WeightScales(self._files[file.kind])
-            self._scales[file.kind] = scales
+            scales = self._scales.pop(file.shared_key, None) or _WeightScales(self._files[file.shared_key])
+            self._scales[file.shared_key] = scales
             if len(self._scales) > MAX_KEPT_WEIGHTS:
                 self._scales.popitem(last=False)
         return scales.get(file)

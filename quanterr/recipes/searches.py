@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from quanterr.kernel.library import Kernel, choose_kernel
-from quanterr.kernel.structs import MOST_SEARCHED
+from quanterr.kernel.structs import MAX_PART_ELEMENTS
 from quanterr.lazy_torch import Tensor, torch
 
 MIN_MAGNITUDE = 1e-15  # a group whose elements are all smaller gets zeros: GROUP_MAX_EPS
@@ -153,11 +153,11 @@ def search_positive(x: Tensor, highest: int, weights: Tensor) -> tuple[Tensor, T
     largest = x.amax(1, keepdim=True)
     zero = largest < MIN_MAGNITUDE
     largest = torch.where(zero, 1.0, largest)
-    inverse, least_error = highest / largest, torch.full_like(largest, torch.inf)
+    inverse, min_error = highest / largest, torch.full_like(largest, torch.inf)
     for step in (0, *range(-4, 0), *range(1, 5)):
         tried = (0.1 * step + highest) / largest
         error = (weights * ((x * tried).round_().clamp_(max=highest) / tried - x).square_()).sum(1, keepdim=True)
-        inverse, least_error = torch.where(error < least_error, tried, inverse), torch.minimum(error, least_error)
+        inverse, min_error = torch.where(error < min_error, tried, inverse), torch.minimum(error, min_error)
     codes = (x * inverse).round_().clamp_(max=highest)
     scale, codes = _refine(x, weights, codes, (0, highest))
     return scale[:, None].masked_fill_(zero, 0), codes.masked_fill(zero, 0)
@@ -183,7 +183,7 @@ def _find_kernel(x: Tensor, *others: Tensor | None) -> Kernel | None:
     given = [x, *(each for each in others if each is not None)]
     are_alike = all(each.shape == x.shape and each.dtype == torch.float32 for each in given)
     can_be_read = all(each.is_cpu and each.is_contiguous() for each in given)  # the kernel reads their memory directly
-    return choose_kernel().kernel if are_alike and can_be_read and x.shape[-1] <= MOST_SEARCHED else None
+    return choose_kernel().kernel if are_alike and can_be_read and x.shape[-1] <= MAX_PART_ELEMENTS else None
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -41,7 +41,7 @@ QuantizedScales = tuple[Tensor, Tensor]
 class _Type(NamedTuple):
     """A K type, as formats/gguf_k.py describes its blocks."""
 
-    kind: GgmlType
+    ggml_type: GgmlType
     block: Block
     highest: int  # the integer that stands for the largest scale, and for the largest minimum
 
@@ -65,9 +65,9 @@ def _encode(to: _Type, x: Tensor, out: Tensor | None, scales: Tensor, minima: Te
         if minima is None:
             return _encode_with(to, x, out, _to_signed_integers(scales, to.highest))
         return _encode_with(to, x, out, _to_integers(scales, to.highest), _to_integers(minima, to.highest))
-    blocks = torch.empty(len(x), to.kind.n_bytes, dtype=torch.uint8) if out is None else out
+    blocks = torch.empty(len(x), to.ggml_type.n_bytes, dtype=torch.uint8) if out is None else out
     given = x.data_ptr(), scales.data_ptr(), None if minima is None else minima.data_ptr()
-    described = ctypes.byref(describe(to.block, to.kind))
+    described = ctypes.byref(describe(to.block, to.ggml_type))
     kernel.library.quanterr_encode_superblocks(*given, len(x), described, to.highest, blocks.data_ptr())
     return blocks
 
@@ -83,7 +83,7 @@ def _encode_with(to: _Type, x: Tensor, out: Tensor | None, *rounded: QuantizedSc
     for (d, integers), named, of_unit in zip(rounded, ("scales", "minima"), ("d", "d_minima"), strict=False):
         numbers[named] = integers.to(torch.int32) - (offset if named == "scales" else 0)
         numbers[of_unit] = d.view(torch.int16).to(torch.int32)
-    blocks = encode(to.block, to.kind, numbers)
+    blocks = encode(to.block, to.ggml_type, numbers)
     return blocks if out is None else out.copy_(blocks)
 
 
@@ -93,14 +93,14 @@ def _to_half(numbers: Tensor) -> Tensor:
 
 
 def _to_integers(numbers: Tensor, highest: int) -> QuantizedScales:
-    """Round nonnegative numbers to integers up to ``most``."""
+    """Round nonnegative numbers to integers up to ``highest``."""
     largest = numbers.amax(1, keepdim=True)
     inverse = torch.where(largest > 0, highest / largest, 0.0)
     return _to_half(largest / highest), round_clamped(numbers * inverse, 0, highest).nan_to_num_()
 
 
 def _to_signed_integers(scales: Tensor, highest: int) -> QuantizedScales:
-    """Round scales to integers from -most to most - 1."""
+    """Round scales to integers from -highest to highest - 1."""
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
     none = largest.abs() < MIN_MAGNITUDE
     inverse = -highest / torch.where(none, 1.0, largest)

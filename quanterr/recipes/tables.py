@@ -38,9 +38,9 @@ MIN_MAGNITUDE = 1e-38  # replaces zero, as blocks are divided by it
 
 @dataclass(frozen=True)
 class TableEncoder(Encoder):
-    """An encoder with the table ``kind``, nf4 or fp4; ``block`` elements share a scale."""
+    """An encoder with the table ``quant_type``, nf4 or fp4; ``block`` elements share a scale."""
 
-    kind: str
+    quant_type: str
     block: int
     double: bool
 
@@ -64,7 +64,7 @@ class TableEncoder(Encoder):
 
     @property
     def _state(self) -> str:
-        return f"{{weight}}.quant_state.bitsandbytes__{self.kind}"
+        return f"{{weight}}.quant_state.bitsandbytes__{self.quant_type}"
 
     def joint_rows(self, source: Source) -> int:
         """Return the smallest number of rows that fill whole blocks and whole bytes."""
@@ -73,14 +73,14 @@ class TableEncoder(Encoder):
 
     def constant_tensors(self, source: Source) -> Mapping[str, Tensor]:
         """Return the tables, and also the state, except with :double, as it then holds the mean of all absmax."""
-        tables = {"{weight}.quant_map": torch.tensor(TABLES[self.kind])}
+        tables = {"{weight}.quant_map": torch.tensor(TABLES[self.quant_type])}
         if self.double:
             return tables | {"{weight}.nested_quant_map": make_dynamic_map()}
         return tables | {self._state: self._encode_state(source, {})}
 
     def _encode_state(self, source: Source, nested: Mapping[str, object]) -> Tensor:
         dtype = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[source.dtype]
-        fields = {"quant_type": self.kind, "blocksize": self.block, "dtype": dtype}
+        fields = {"quant_type": self.quant_type, "blocksize": self.block, "dtype": dtype}
         text = json.dumps(fields | {"shape": [source.rows, source.cols]} | dict(nested))
         return torch.frombuffer(bytearray(text.encode().ljust(STATE_BYTES)), dtype=torch.uint8)
 
@@ -107,7 +107,7 @@ class TableEncoder(Encoder):
         self, x: Tensor, first: int, settled: tuple[Tensor, ...], out: Tensor, importance: Tensor | None = None
     ) -> None:
         """Write the codes of the table's nearest numbers, two per byte."""
-        flat, to = x.reshape(-1), _make_codes(self.kind)
+        flat, to = x.reshape(-1), _make_codes(self.quant_type)
         block = first * x.shape[1] // self.block
         largest = settled[-1][block : block + -(-len(flat) // self.block)]
         if len(flat) % self.block == 0:

@@ -231,7 +231,7 @@ def _multiply(x: Tensor, y: Tensor, best: Tensor, outside: Tensor) -> Tensor:
     return products
 
 
-def _find_outstanding(kind: Kind, regions: Sequence[_Energies], whole: Attainable) -> BadRegion | None:
+def _find_outstanding(region_kind: Kind, regions: Sequence[_Energies], whole: Attainable) -> BadRegion | None:
     """Find regions whose error is far above what their scales allow and above the rest; None if there are none."""
     regions = [energies for energies in regions if energies.size >= MIN_REGION_ELEMENTS]
     if not regions:
@@ -247,7 +247,7 @@ def _find_outstanding(kind: Kind, regions: Sequence[_Energies], whole: Attainabl
     # The median of one or two rows beyond a sample means nothing.
     middle = factors.median() if len(factors) >= MIN_TILES else 1.0
     away = (factors - middle).abs()
-    beyond = e_sq - best_sq * 10 ** (usual / 10) if kind == "row" else e_sq  # smaller regions agree by chance
+    beyond = e_sq - best_sq * 10 ** (usual / 10) if region_kind == "row" else e_sq  # smaller regions agree by chance
     scaled = (
         (explained > MIN_EXPLAINED_SHARE * beyond)
         & (away > MIN_FACTOR_DIFFERENCE)
@@ -259,10 +259,10 @@ def _find_outstanding(kind: Kind, regions: Sequence[_Energies], whole: Attainabl
     lost = (outside > MIN_LOST_SHARE * size) & (y_sq == 0)
     far = excess > 3 * usual + PART_DB
     if usual > COMPENSATED_DB:  # GPTQ leaves an excess in all regions, which may be large in a column
-        bad = (e_sq * rest.x_sq > x_sq * rest.e_sq * 10 ** (BETTER_DB / 10)) & (kind != "column")
-        if kind == "tile" and bool((far & bad).any()):
+        bad = (e_sq * rest.x_sq > x_sq * rest.e_sq * 10 ** (BETTER_DB / 10)) & (region_kind != "column")
+        if region_kind == "tile" and bool((far & bad).any()):
             bad &= _measure_excess(e_sq, _list_places(regions)) > TILE_DB
-        if kind != "row":
+        if region_kind != "row":
             scaled &= best_sq < x_sq / 2
         lost |= (y_sq == 0) & (best_sq < x_sq / 2)
     out = (far & bad | scaled | lost).nonzero().view(-1)
@@ -273,7 +273,7 @@ def _find_outstanding(kind: Kind, regions: Sequence[_Energies], whole: Attainabl
     worst = int(order[0])
     factor = float(factors[worst]) if explained[worst] > MIN_EXPLAINED_SHARE * beyond[worst] else nan
     return BadRegion(
-        kind,
+        region_kind,
         len(out),
         size,
         tuple(sorted(places[number] for number in order.tolist())),

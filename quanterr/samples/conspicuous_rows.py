@@ -7,7 +7,7 @@ from statistics import median
 
 from quanterr.formats import Weight
 from quanterr.kernel.library import choose_kernel
-from quanterr.kernel.structs import MOST_PARTS
+from quanterr.kernel.structs import MAX_PARTS
 from quanterr.lazy_torch import Tensor, torch
 from quanterr.metrics.attainable import Attainable
 from quanterr.metrics.peaks import WINDOW, CellGrid, compute_shares, join_peaks, select_conspicuous
@@ -56,9 +56,9 @@ def find_run_maxima(weight: Weight, sums: Sums) -> Tensor | None:
     size = count_run_cells(weight) if sums.peaks else 0
     if not size:
         return None
-    most = join_peaks(sums.peaks)[0].reshape(-1)
-    size = min(size, len(most))
-    return torch.nn.functional.pad(most, (0, -len(most) % size)).view(-1, size).amax(1)
+    maxima = join_peaks(sums.peaks)[0].reshape(-1)
+    size = min(size, len(maxima))
+    return torch.nn.functional.pad(maxima, (0, -len(maxima) % size)).view(-1, size).amax(1)
 
 
 def count_run_cells(weight: Weight) -> int:
@@ -84,7 +84,7 @@ def find_conspicuous_rows(sums: Sums, sample: Attainable) -> list[int]:
 
     The latter is returned if that error is far larger than the sample's: a few wrong values hardly change a row's sum.
     """
-    rows = sums.list_rows_above(MIN_ROW_RATIO * sample.least_nmse(sums))
+    rows = sums.list_rows_above(MIN_ROW_RATIO * sample.min_nmse(sums))
     if sums.worst and sums.worst.row not in rows and sums.e_max**2 * sample.n > MIN_LARGEST_ERROR**2 * sample.e_sq:
         rows.append(sums.worst.row)
     return rows
@@ -125,7 +125,7 @@ def _list_parts(cells: CellGrid, sample: tuple[Chunk, ...]) -> tuple[int, ...]:
 def _may_stand_out(peaks: Tensor, parts: tuple[int, ...], minimum: float) -> bool:
     """Return False if no cell has a larger ratio than usual, which the kernel can check quickly."""
     kernel = choose_kernel().kernel
-    if kernel is None or len(parts) > 4 * MOST_PARTS:
+    if kernel is None or len(parts) > 4 * MAX_PARTS:
         return True
     _, down, across = peaks.shape
     peaks, numbers = peaks.contiguous(), (ctypes.c_int64 * len(parts))(*parts)

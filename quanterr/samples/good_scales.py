@@ -252,8 +252,8 @@ def _lose_nothing(levels: Levels, needed: Tensor) -> bool:
     """Return whether codes are floats, and scales such that few values are subnormal and none is out of range."""
     if not levels.mantissa:
         return False
-    least = MIN_NORMAL_MULTIPLE * levels.normal / levels.highest
-    return bool(((needed >= least) & (needed <= 1)).all())
+    min_multiple = MIN_NORMAL_MULTIPLE * levels.normal / levels.highest
+    return bool(((needed >= min_multiple) & (needed <= 1)).all())
 
 
 def _find_share_used(levels: Levels, needed: Tensor, live: Tensor) -> float:

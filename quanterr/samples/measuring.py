@@ -164,15 +164,15 @@ class SampleMeasurer:
         """Make the sampler of a weight's scales, or of the scales of its rotated columns."""
         weight, is_rotated = self._coded, self._weight.rotated
         largest, runs = (None, None) if is_rotated else (self._sums.x_max, find_run_maxima(weight, self._sums))
-        return ScaleSampler(weight, largest, partial(self._find_least_units, weight), runs)
+        return ScaleSampler(weight, largest, partial(self._find_smallest_units, weight), runs)
 
     def _make_block_sampler(self) -> ScaleSampler:
         """Make the sampler of scales of blocks of rows, which are read apart from the sampled rows."""
-        return ScaleSampler(self._weight, None, partial(self._find_least_units, self._weight))
+        return ScaleSampler(self._weight, None, partial(self._find_smallest_units, self._weight))
 
-    def _find_least_units(self, weight: Weight, row: int) -> Tensor | None:
+    def _find_smallest_units(self, weight: Weight, row: int) -> Tensor | None:
         """Return the factors of a row's codes with the smallest scale that can be stored, (1, c); None if unknown."""
-        return weight.least_units(Chunk(row, row + 1, 0, weight.matrix[1]), self._buffers.least)
+        return weight.smallest_units(Chunk(row, row + 1, 0, weight.matrix[1]), self._buffers.smallest)
 
     def _add_blocks(self, chunk: Chunk, to: ScaleSampler) -> None:
         scales = self._weight.scaling(chunk, self._buffers.ends)

@@ -88,8 +88,8 @@ LIMITS = LimitsStruct(
     worse=LIMIT_SHARE * 10 ** (BETTER_DB / 10),
     apart=LIMIT_SHARE * 10 ** (TILE_DB / 10),
     unlike=MIN_SQUARED_COSINE / LIMIT_SHARE,
-    fewest=MIN_REGION_ELEMENTS,
-    fewest_rows=MIN_TILES,
+    min_elements=MIN_REGION_ELEMENTS,
+    min_regions=MIN_TILES,
 )
 
 
@@ -170,7 +170,7 @@ class PlainSample(NamedTuple):
         rows.near = None if near is None else near.data_ptr()
         self.struct.room = room.buffer("groups", (MAX_GROUPS, GROUP), torch.float64).data_ptr()
         self.struct.columns = room.buffer("columns", (COLUMN, MAX_ROW_COLUMNS), torch.float64).data_ptr()
-        self.struct.most_cols = MAX_ROW_COLUMNS
+        self.struct.max_cols = MAX_ROW_COLUMNS
         kernel.library.quanterr_measure_sample(ctypes.byref(self.struct), ctypes.byref(rows), largest)
 
     def copy(self) -> "PlainSample":
@@ -306,10 +306,10 @@ def _find_codes(levels: Levels, decoder: Decoder) -> _Codes | None:
         return _Codes(CodeKind.SHIFTED, 0.0) if is_plain else None
     if not levels.lowest + offset < 0 < levels.highest + offset or high < levels.highest + offset:
         return None
-    kind = _find_kind(levels, False)
-    if kind != CodeKind.INTEGERS:
-        return _Codes(kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
-    return _Codes(kind, offset)
+    code_kind = _find_kind(levels, False)
+    if code_kind != CodeKind.INTEGERS:
+        return _Codes(code_kind, 0.0) if (low, high) == (levels.lowest, levels.highest) else None
+    return _Codes(code_kind, offset)
 
 
 def _find_kind(levels: Levels, is_shifted: bool) -> CodeKind:
@@ -339,7 +339,7 @@ def _lay_out(
     struct.halves, struct.numbers = ctypes.addressof(numbers.halves), ctypes.addressof(numbers.numbers)
     struct.n_levels = len(levels.table)
     struct.limits = ctypes.addressof(LIMITS)
-    struct.lucky, struct.most = get_lucky_share(levels), get_clipping_limit(levels)
+    struct.lucky, struct.max_ratio = get_lucky_share(levels), get_clipping_limit(levels)
     struct.never_clips = levels.number >= LEVELS_OF_BYTE
     struct.cols, struct.per_row = width, height == 1
     struct.every, struct.whole = every, rows == matrix[0] and every == 1

@@ -55,14 +55,14 @@ class Buffers:
         return FilledWorkspace(self.device), FilledWorkspace(self.device)
 
     @cached_property
-    def least(self) -> FilledWorkspace:
+    def smallest(self) -> FilledWorkspace:
         """The buffers of weights with the smallest scales that can be stored."""
         return FilledWorkspace(self.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        workspaces = self.original, self.computed, self.copies, *self.ahead, *self.quantized, *self.ends, self.least
+        workspaces = self.original, self.computed, self.copies, *self.ahead, *self.quantized, *self.ends, self.smallest
         return sum(each.nbytes for each in workspaces)
 
 

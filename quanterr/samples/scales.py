@@ -105,15 +105,16 @@ class ScaleSampler:
         self,
         weight: Weight,
         largest: float | None,
-        least: Callable[[int], Tensor | None] | None = None,
+        find_smallest: Callable[[int], Tensor | None] | None = None,
         runs: Tensor | None = None,
     ) -> None:
         """Start empty.
 
-        ``largest`` is the original's largest magnitude, and ``runs`` the largest in each run of groups. ``least`` maps
-        a row to the factors, (1, c), that its codes would have with the smallest scale, or to None if unknown.
+        ``largest`` is the original's largest magnitude, and ``runs`` the largest in each run of groups.
+        ``find_smallest`` maps a row to the factors, (1, c), that its codes would have with the smallest scale, or to
+        None if unknown.
         """
-        self._weight, self._largest, self._find_least, self._runs = weight, largest, least, runs
+        self._weight, self._largest, self._find_smallest, self._runs = weight, largest, find_smallest, runs
         self._waiting: list[_Rows] = []
         self._sampled: list[_SampledGroups] = []
         self._within: list[_SampledGroups] = []  # parts of groups
@@ -128,7 +129,7 @@ class ScaleSampler:
     def make_companion(self) -> "ScaleSampler":
         """Return a sampler for further groups of the weight, with what is known about zero points."""
         self._take_waiting()
-        companion = ScaleSampler(self._weight, self._largest, self._find_least, self._runs)
+        companion = ScaleSampler(self._weight, self._largest, self._find_smallest, self._runs)
         companion.one_zero, companion._is_stacked = self.one_zero, self._is_stacked
         return companion
 
@@ -363,13 +364,15 @@ class ScaleSampler:
                 group = _BadGroup(
                     float(lost[down, across]), place, sampled_groups.size, sampled_groups.losses, (down, across)
                 )
-                step = self._find_least_scale(group)
+                step = self._find_smallest_scale(group)
                 if group.good < UNDERFLOW_RATIO * step and group.stored < UNDERFLOW_RATIO * step:
                     bad_groups["underflow"][place] = group
                 elif abs(group.stored - group.good) > step:
                     bad_groups["group"][place] = group
         return tuple(
-            _make_region(kind, list(groups.values()), self._lucky) for kind, groups in bad_groups.items() if groups
+            _make_region(region_kind, list(groups.values()), self._lucky)
+            for region_kind, groups in bad_groups.items()
+            if groups
         )
 
     def _clips_bytes(self, groups: _SampledGroups) -> Tensor:
@@ -391,16 +394,16 @@ class ScaleSampler:
         return clips & (groups.losses.stored_sq > MIN_LOSS_RATIO * groups.losses.good_sq.amax(0))
 
     @cached_property
-    def _least(self) -> Callable[[int], Tensor | None]:
-        return cache(self._find_least or (lambda row: None))
+    def _smallest(self) -> Callable[[int], Tensor | None]:
+        return cache(self._find_smallest or (lambda row: None))
 
-    def _find_least_scale(self, group: "_BadGroup") -> float:
+    def _find_smallest_scale(self, group: "_BadGroup") -> float:
         """Return the smallest scale of a group that can be stored, of which small ones are multiples; 0 if unknown."""
         if self._weight.scales_are_float16:
             return SUBNORMAL
         row, col = group.place
-        least = self._least(row) if col >= 0 else None
-        return 0.0 if least is None else float(least[0, min(col, least.shape[1] - 1)])
+        smallest = self._smallest(row) if col >= 0 else None
+        return 0.0 if smallest is None else float(smallest[0, min(col, smallest.shape[1] - 1)])
 
 
 def has_row_scales(weight: Weight) -> bool:
@@ -447,7 +450,7 @@ def get_lucky_share(levels: Levels | None) -> float:
 def get_clipping_limit(levels: Levels | None) -> float:
     """Return the maximum of good / stored scale that is not wrong."""
     number = levels.number if levels else 0
-    return next(most for least, most in CLIPPING_LIMITS.items() if number >= least)
+    return next(limit for minimum, limit in CLIPPING_LIMITS.items() if number >= minimum)
 
 
 class _BadGroup(NamedTuple):
@@ -470,14 +473,14 @@ class _BadGroup(NamedTuple):
         return float(self.of.stored[self.at])
 
 
-def _make_region(kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion:
+def _make_region(region_kind: Kind, groups: list[_BadGroup], lucky: float) -> BadRegion:
     groups.sort(key=lambda group: (group.stored != 0, -group.lost_db, group.place))
     _, worst, size, of, at = groups[0]
     x_sq, stored_sq, good_sq, stored, good = (
         float(numbers[at]) for numbers in (of.x_sq, of.stored_sq, _get_good_sq(of, lucky), of.stored, of.good)
     )
     return BadRegion(
-        kind,
+        region_kind,
         len(groups),
         size,
         tuple(sorted(group.place for group in groups[:MAX_LISTED_GROUPS])),
@@ -504,8 +507,8 @@ def _compute_step(sizes: Tensor, number: int, steps: ScaleSteps, first: int) -> 
     """
     before = first % steps.shared
     padded = torch.nn.functional.pad(sizes, (before, -(before + sizes.shape[1]) % steps.shared))
-    most = padded.view(len(sizes), -1, steps.shared).amax(2).repeat_interleave(steps.shared, 1)
-    return most[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
+    maxima = padded.view(len(sizes), -1, steps.shared).amax(2).repeat_interleave(steps.shared, 1)
+    return maxima[:, before : before + sizes.shape[1]] / number + number * SUBNORMAL
 
 
 def _is_one(unit: Tensor) -> bool:

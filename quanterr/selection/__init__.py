@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from quanterr.errors import UsageError
 from quanterr.selection.roles import ALIASES, OTHER, ROLES, role_of
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 NAMED_ROLES = {role for role, _ in ROLES} | {OTHER}
 
@@ -126,4 +126,4 @@ def _suggest(word: str, names: list[str]) -> str:
     near = [other for other in near if any(map(_make_matcher(other), names))][:3]
     if near:
         return f"; did you mean {', '.join(display(name) for name in near)}?"
-    return f"; the layers are called {listed(names, 3)}"
+    return f"; the layers are called {itemize(names, 3)}"

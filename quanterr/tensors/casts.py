@@ -92,7 +92,7 @@ class CastTest:
         return Copy.COARSE if near and not way.back else Copy.CHANGED
 
 
-def least_normal(original: str, quantized: str) -> float:
+def get_smallest_normal(original: str, quantized: str) -> float:
     """Return the smallest normal number of F16 for casts to F16, where weights are often smaller; 0 for others."""
     return torch.finfo(torch.float16).smallest_normal if quantized == "F16" != original else 0.0
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, overload
 # of some forty operations; on a GPU a chunk should hide the launches.
 CPU_CHUNK = 1 << 19
 DEVICE_CHUNK = 1 << 23
-LEAST_DEVICE_CHUNK = 1 << 21  # minimum where the device's memory is short: 8 MiB of float32
+MIN_DEVICE_CHUNK = 1 << 21  # minimum where the device's memory is short: 8 MiB of float32
 
 KERNEL_WIDTH = 32  # a 3-D weight whose last axis is shorter is a 1-D convolution, not stacked experts
 

@@ -158,7 +158,7 @@ class TensorsFile(CheckpointFile):
                 raise CheckpointError(f"{self}: {display(entry.name)} changed while it was read; results discarded")
 
     @property
-    def written(self) -> tuple[int, ...]:
+    def timestamps(self) -> tuple[int, ...]:
         """Empty: the tag identifies the tensors."""
         return ()
 

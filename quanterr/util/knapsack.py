@@ -210,7 +210,7 @@ def trace_path(groups: Sequence[Sequence[KnapsackItem]]) -> list[KnapsackItem]:
         gains.append(groups[step.group][picks[step.group]].cost - groups[step.group][step.to].cost)
         sizes.append(sizes[-1] + step.nbytes)
         picks[step.group] = step.to
-    least, _ = _sum_up(groups, picks)
+    cheapest, _ = _sum_up(groups, picks)
     # Added up from the end, as sums of positive numbers are accurate, and differences near 0 would be mostly rounding.
-    costs = list(accumulate(reversed(gains), initial=least))[::-1]
+    costs = list(accumulate(reversed(gains), initial=cheapest))[::-1]
     return [KnapsackItem(*point) for point in zip(sizes, costs, strict=True)]

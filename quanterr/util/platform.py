@@ -54,9 +54,9 @@ def raise_limit_of_files(descriptor: int) -> None:
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and descriptor + _SPARE_FILES >= soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and descriptor + _SPARE_FILES >= soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def read_at(descriptor: int, view: memoryview, offset: int) -> int:
@@ -93,8 +93,8 @@ def _read_file(handle: int, view: memoryview, offset: int) -> int:
     room, n = (ctypes.c_char * len(view)).from_buffer(view), ctypes.c_uint32()
     windows: Any = ctypes
     read = windows.WinDLL("kernel32", use_last_error=True).ReadFile
-    most = ctypes.c_uint32(min(len(view), _MAX_READ_BYTES))
-    if read(ctypes.c_void_p(handle), room, most, ctypes.byref(n), ctypes.byref(place)):
+    length = ctypes.c_uint32(min(len(view), _MAX_READ_BYTES))
+    if read(ctypes.c_void_p(handle), room, length, ctypes.byref(n), ctypes.byref(place)):
         return n.value
     if (error := windows.get_last_error()) == _END_OF_FILE:
         return 0

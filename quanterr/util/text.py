@@ -67,7 +67,7 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def listed(names: Sequence[str], limit: int = 5) -> str:
+def itemize(names: Sequence[str], limit: int = 5) -> str:
     """Return up to ``limit`` names, escaped and joined by commas, and how many more there are."""
     shown = ", ".join(display(name) for name in names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"

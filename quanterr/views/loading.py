@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from quanterr.documents.loading import Loading
 from quanterr.outputs.sections import CellColumn, Column, Name, Section, Table, fill
-from quanterr.util.text import listed
+from quanterr.util.text import itemize
 
 LOADING_COLUMNS: Sequence[CellColumn[Loading]] = (
     (Column("read", 1, right=False), lambda result: result.version),
@@ -60,4 +60,4 @@ def _format_reason(result: Loading) -> str:
 
 
 def _list_names(names: Sequence[str], total: int) -> str:
-    return "all candidates" if len(names) == total else listed(names, MAX_LISTED_CANDIDATES)
+    return "all candidates" if len(names) == total else itemize(names, MAX_LISTED_CANDIDATES)

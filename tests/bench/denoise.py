@@ -72,8 +72,8 @@ def train(folder: Path) -> None:
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(SEED)
-    kind: Any = FluxTransformer2DModel
-    model = kind(**CONFIG)
+    model_class: Any = FluxTransformer2DModel
+    model = model_class(**CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, STEPS)
     generator = torch.Generator().manual_seed(SEED)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from formats import codes, fp8, scales, stored_bytes
+from formats import codes, fp8, make_bytes, scales
 from safetensors.torch import save_file
 from support.gguf_stored import Stored, write_gguf
 from torch import Tensor
@@ -64,7 +64,7 @@ def write(folder: Path, shape: tuple[int, int], tensors: dict[str, Tensor] | Non
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if tensors is None:
-        raw = stored_bytes("Q4_K", OF_NAME["Q4_K"].count_bytes(shape))
+        raw = make_bytes("Q4_K", OF_NAME["Q4_K"].count_bytes(shape))
         quantized = write_gguf(
             folder / "quantized.gguf", [Stored(f"X{number}.weight", "Q4_K", shape, raw) for number in range(n)]
         )

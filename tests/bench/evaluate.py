@@ -140,9 +140,9 @@ def row_of(original: Checkpoint, made: Checkpoint, candidate: Any, alphas: dict[
     }
 
 
-def show(found: Any, rows: list[dict[str, Any]], seconds: float) -> None:
+def show(result: Any, rows: list[dict[str, Any]], seconds: float) -> None:
     """Print the table in Markdown, and the rank correlations."""
-    base = found.candidates[0].scores
+    base = result.candidates[0].scores
     print(
         f"PPL of the original {base.ppl_original:.3f} ± {base.ppl_original_se:.2f}; {base.tokens:,} predictions scored"
     )

@@ -45,17 +45,17 @@ def make(folder: Path, size: str) -> None:
             codes = (weight.float() / scale).to(torch.float8_e4m3fn)
             written[name], written[f"{name}_scale"] = codes, scale
             values[name] = codes.float() * scale
-    for kind, written_tensors in (("quantized", written), ("values", values)):
-        (folder / kind).mkdir(exist_ok=True)
-        save_file(written_tensors, folder / kind / "model.safetensors", {"format": "pt"})
-        (folder / kind / "config.json").write_text((folder / "original/config.json").read_text())
+    for side, written_tensors in (("quantized", written), ("values", values)):
+        (folder / side).mkdir(exist_ok=True)
+        save_file(written_tensors, folder / side / "model.safetensors", {"format": "pt"})
+        (folder / side / "config.json").write_text((folder / "original/config.json").read_text())
     generator = torch.Generator().manual_seed(1)
     save_file(
         {"ids": torch.randint(3, vocabulary, (CHUNKS * CONTEXT,), generator=generator)}, folder / "ids.safetensors"
     )
 
 
-def streamed(folder: Path) -> dict[str, float]:
+def evaluate_streamed(folder: Path) -> dict[str, float]:
     """Evaluate with quanterr."""
     import quanterr
 
@@ -74,8 +74,8 @@ def plain(folder: Path) -> dict[str, float]:
     from transformers import AutoModelForCausalLM
 
     both = [
-        AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32).train(False)
-        for kind in ("original", "values")
+        AutoModelForCausalLM.from_pretrained(folder / side, dtype=torch.float32).train(False)
+        for side in ("original", "values")
     ]
     chunks = load_file(folder / "ids.safetensors")["ids"].view(-1, CONTEXT)
     half = CONTEXT // 2
@@ -95,22 +95,22 @@ def plain(folder: Path) -> dict[str, float]:
     return {"ppl_original": means[0], "ppl": means[1], "kld": float(torch.cat(kld).mean())}
 
 
-def run(kind: str, folder: Path, limit: int | None = None) -> tuple[int, float, float, dict[str, float]]:
+def run(way: str, folder: Path, limit: int | None = None) -> tuple[int, float, float, dict[str, float]]:
     """Run one of the two in a process of its own; return its status, seconds, peak in MB and numbers."""
 
-    def limited() -> None:
+    def limit_memory() -> None:
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     started = time.monotonic()
     code = (
-        f"import json; from evaluate_memory import {kind}; from pathlib import Path; "
-        f"found = {kind}(Path({str(folder)!r})); "
+        f"import json; from evaluate_memory import {way}; from pathlib import Path; "
+        f"found = {way}(Path({str(folder)!r})); "
         "status = dict(line.split(':', 1) for line in open('/proc/self/status')); "  # ru_maxrss counts the parent
         "print(json.dumps([int(status['VmHWM'].split()[0]), found]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, preexec_fn=limited
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, preexec_fn=limit_memory
     )
     seconds = time.monotonic() - started
     if done.returncode:
@@ -131,13 +131,13 @@ def main() -> None:
         if not (folder / "ids.safetensors").exists():
             folder.mkdir(parents=True, exist_ok=True)
             make(folder, size)
-        for kind in ("streamed", "plain"):
-            status, seconds, peak, numbers = run(kind, folder)
+        for way in ("streamed", "plain"):
+            status, seconds, peak, numbers = run(way, folder)
             shown_numbers = ", ".join(f"{name} {value:.9g}" for name, value in numbers.items())
-            print(f"{size} G {kind}: status {status}, {seconds:.1f} s, {peak:.0f} MB; {shown_numbers}", flush=True)
-    for kind in ("streamed", "plain"):
-        status, seconds, *_ = run(kind, folder, int(chosen.limit * GIB))
-        print(f"{size} G {kind} with ulimit -v {chosen.limit:g} GiB: status {status} after {seconds:.1f} s", flush=True)
+            print(f"{size} G {way}: status {status}, {seconds:.1f} s, {peak:.0f} MB; {shown_numbers}", flush=True)
+    for way in ("streamed", "plain"):
+        status, seconds, *_ = run(way, folder, int(chosen.limit * GIB))
+        print(f"{size} G {way} with ulimit -v {chosen.limit:g} GiB: status {status} after {seconds:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def label(**fields: object) -> Tensor:
     return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.uint8)
 
 
-def made(m: int, k: int) -> Iterator[Tensors]:
+def make_tensors(m: int, k: int) -> Iterator[Tensors]:
     """Yield the tensors that each format stores for a weight X.weight of m × k; quanterr infers the format."""
     half = {"dtype": torch.float16}
     yield {"X.weight": scales(m, k, dtype=torch.bfloat16)}
@@ -180,7 +180,7 @@ def made(m: int, k: int) -> Iterator[Tensors]:
     yield of_kernel | {"X.s_group": scales(k // 128, m, **half)}
 
 
-def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
+def describe_subclasses(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
     """Yield parts of torchao's tensor subclasses, and the header's description of them."""
 
     def kind(name: str, **data: object) -> dict[str, object]:
@@ -204,18 +204,18 @@ def described(m: int, k: int) -> Iterator[tuple[Tensors, dict[str, object]]]:
     yield int4 | {"X._weight_zero_point": scales(k // 128, m)}, kind("Int4Tensor", block_size=[1, 128], shape=[m, k])
 
 
-def stored_bytes(name: str, n: int) -> bytes:
+def make_bytes(name: str, n: int) -> bytes:
     """Return random bytes whose pairs are float16 numbers between 0.03 and 0.12; in MXFP4, exponents near -6."""
     low = 0x78 if name == "MXFP4" else 0x28
     return torch.randint(low, low + 8, (n,), dtype=torch.uint8).numpy().tobytes()
 
 
 def in_gguf(m: int, k: int) -> Iterator[Stored]:
-    for name, kind in OF_NAME.items():
-        raw = torch.frombuffer(bytearray(stored_bytes(name, kind.count_bytes((m, k)))), dtype=torch.uint8)
-        if kind.head == 4:
-            heads = raw.view(m // kind.rows, -1)[:, : 4 * kind.rows]
-            heads.copy_(scales(*heads.shape[:1], kind.rows).view(torch.uint8))
+    for name, ggml_type in OF_NAME.items():
+        raw = torch.frombuffer(bytearray(make_bytes(name, ggml_type.count_bytes((m, k)))), dtype=torch.uint8)
+        if ggml_type.head == 4:
+            heads = raw.view(m // ggml_type.rows, -1)[:, : 4 * ggml_type.rows]
+            heads.copy_(scales(*heads.shape[:1], ggml_type.rows).view(torch.uint8))
         yield Stored("X.weight", name, (m, k), raw.numpy().tobytes())
 
 
@@ -282,10 +282,10 @@ def main() -> None:
         save_file({"X.weight": scales(*shape, dtype=torch.bfloat16)}, Path(folder) / "original.safetensors")
         checkpoint = stack.enter_context(open_checkpoint(Path(folder) / "original.safetensors"))
         original = CheckpointSide("original", checkpoint).recognize("X.weight", shape)
-        for tensors in made(*shape):
+        for tensors in make_tensors(*shape):
             save_file(tensors, Path(folder) / "x.safetensors")
             show(Path(folder) / "x.safetensors", shape, options.only, original)
-        for tensors, header in described(*shape):
+        for tensors, header in describe_subclasses(*shape):
             names = sorted(name.removeprefix("X._weight_") for name in tensors)
             metadata = {"X.weight": json.dumps(header | {"_tensor_data_names": names}), "tensor_names": '["X.weight"]'}
             save_file(tensors, Path(folder) / "x.safetensors", metadata)

@@ -75,7 +75,7 @@ def measure(folder: Path, paths: Sequence[Path], options: Mapping[str, Any]) -> 
 def make_rows(folder: Path, calibration: Calibration) -> Iterator[Row]:
     """Write the file of each row."""
     static = {name: float(columns.amax()) for name, columns in calibration.inputs.items()}
-    small = {name: most / TOO_SMALL for name, most in static.items()}
+    small = {name: largest / TOO_SMALL for name, largest in static.items()}
     token = {"strategy": "token", "dynamic": True}
     tensor = {"strategy": "tensor", "dynamic": False}
     smooth = smoothing(folder, calibration.inputs)
@@ -107,8 +107,10 @@ def calibrate(folder: Path, chunks: int, context: int) -> Calibration:
     calibration = Calibration({}, {})
 
     def look(name: str, x: Tensor) -> None:
-        most = x.abs().flatten(0, -2).amax(0)
-        calibration.inputs[name] = torch.maximum(calibration.inputs[name], most) if name in calibration.inputs else most
+        largest = x.abs().flatten(0, -2).amax(0)
+        calibration.inputs[name] = (
+            torch.maximum(calibration.inputs[name], largest) if name in calibration.inputs else largest
+        )
 
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
@@ -143,14 +145,14 @@ def write(
     folder: Path,
     name: str,
     bits: int,
-    kind: str,
+    number_type: str,
     args: Mapping[str, Any] | None,
     static: Mapping[str, float] | None = None,
     cache: Mapping[str, float] | None = None,
     smooth: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint of compressed-tensors: weights by rows; ``static`` and ``cache`` are ranges and scales."""
-    most, dtype = (448.0, torch.float8_e4m3fn) if kind == "float" else (127.0, torch.int8)
+    highest, dtype = (448.0, torch.float8_e4m3fn) if number_type == "float" else (127.0, torch.int8)
     written: dict[str, Tensor] = {key: torch.tensor(scale) for key, scale in (cache or {}).items()}
     for key, tensor in load(folder).items():
         module = key.removesuffix(".weight")
@@ -161,20 +163,20 @@ def write(
             written[key] = tensor / smooth[fed] if smooth and norm in feeds else tensor
             continue
         weight = tensor * smooth[module] if smooth else tensor
-        scale = weight.abs().amax(1, keepdim=True) / most
+        scale = weight.abs().amax(1, keepdim=True) / highest
         codes = weight / scale
-        written[key] = (codes if kind == "float" else codes.round()).to(dtype)
+        written[key] = (codes if number_type == "float" else codes.round()).to(dtype)
         written[f"{module}.weight_scale"] = scale
         if static:
-            written[f"{module}.input_scale"] = torch.tensor(static[module] / most)
-    common = {"num_bits": bits, "type": kind, "symmetric": True}
+            written[f"{module}.input_scale"] = torch.tensor(static[module] / highest)
+    common = {"num_bits": bits, "type": number_type, "symmetric": True}
     group = {
         "weights": common | {"strategy": "channel", "dynamic": False},
         "input_activations": None if args is None else common | dict(args),
         "targets": ["Linear"],
     }
     fields = {
-        "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors", "format": f"{number_type}-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
         "kv_cache_scheme": None if cache is None else common | {"strategy": "tensor", "dynamic": False},
     }  # fmt: skip

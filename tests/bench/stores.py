@@ -47,7 +47,7 @@ def answer(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def compared(name: str, folder: Path, files: list[str], *settings: object) -> None:
+def compare(name: str, folder: Path, files: list[str], *settings: object) -> None:
     """Compare both files of the hub, and print what it took."""
     with hub(folder, *settings) as process:
         environment = {"HF_ENDPOINT": answer(process), "HF_HUB_CACHE": os.devnull, "HF_HUB_OFFLINE": "0"}
@@ -77,9 +77,9 @@ def main() -> None:
     folder = given.folder.resolve()
     paths = make(folder, given.layers, ROWS, COLS)
     files = [paths["original"].name, paths["fp8_tensor"].name]
-    compared("without limits", folder, files, 0, 0, 3600)
-    compared("addresses for a second", folder, files, 0, 0, 1)
-    compared(f"{given.limit} in {given.window:.0f} s", folder, files, given.limit, given.window, given.lifetime)
+    compare("without limits", folder, files, 0, 0, 3600)
+    compare("addresses for a second", folder, files, 0, 0, 1)
+    compare(f"{given.limit} in {given.window:.0f} s", folder, files, given.limit, given.window, given.lifetime)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def stored(tmp_path):
+def file(tmp_path):
     """An open file of ten bytes."""
     path = tmp_path / "digits"
     path.write_bytes(b"0123456789")
@@ -50,14 +50,14 @@ def stored(tmp_path):
     file.close()
 
 
-def opened(path):
+def open_and_close(path):
     """Open a checkpoint, close it again and return it."""
     with open_checkpoint(path) as checkpoint:
         return checkpoint
 
 
 def names_of(path):
-    return list(opened(path).entries)
+    return list(open_and_close(path).entries)
 
 
 def refusal(error, path):
@@ -67,7 +67,7 @@ def refusal(error, path):
     return str(raised.value)
 
 
-def cached(hub, name="models--org--name", revision="main", inside="model.safetensors"):
+def cache_model(hub, name="models--org--name", revision="main", inside="model.safetensors"):
     """Store a model as the Hub's own library caches it, with links to blobs, and return its snapshot."""
     snapshot = hub / name / "snapshots" / COMMIT
     blob = write(hub / name / "blobs" / f"{len(inside):064}", A)
@@ -85,7 +85,7 @@ def cached(hub, name="models--org--name", revision="main", inside="model.safeten
 def test_file_name_does_not_matter(tmp_path, name):
     path = write(tmp_path / name, original(), {"format": "pt"})
 
-    checkpoint = opened(path)
+    checkpoint = open_and_close(path)
 
     assert (str(path), "file", None) == (checkpoint.path, checkpoint.kind, checkpoint.revision)
     assert set(original()) == set(checkpoint.entries)
@@ -147,7 +147,7 @@ def test_every_dtype_the_library_knows_is_known(tmp_path):
         path = tmp_path / dtype
         raw_header(path, as_header({"w": entry(dtype, (8,), (0, bits))}), bytes(bits))
 
-        assert bits == opened(path).entries["w"].bits
+        assert bits == open_and_close(path).entries["w"].bits
 
 
 def test_checkpoint_is_closed_after_its_block(tmp_path):
@@ -177,13 +177,13 @@ def test_folder_with_a_single_file_opens_that_file(folder, name):
     write(folder / name, A)
     (folder / "README.md").write_text("")
 
-    checkpoint = opened(folder)
+    checkpoint = open_and_close(folder)
 
     assert (str(folder), "folder", ["a"]) == (checkpoint.path, checkpoint.kind, list(checkpoint.entries))
 
 
 def test_folder_with_an_index_has_all_its_shards(folder):
-    checkpoint = opened(shards(folder, A, B, C))
+    checkpoint = open_and_close(shards(folder, A, B, C))
 
     assert ("folder", ["a", "b", "c"]) == (checkpoint.kind, list(checkpoint.entries))
     assert 3 == len(checkpoint.files)
@@ -193,7 +193,7 @@ def test_folder_with_an_index_has_all_its_shards(folder):
 def test_index_may_be_named_itself(folder):
     shards(folder, A, B)
 
-    checkpoint = opened(folder / "model.safetensors.index.json")
+    checkpoint = open_and_close(folder / "model.safetensors.index.json")
 
     assert ("index", ["a", "b"]) == (checkpoint.kind, list(checkpoint.entries))
 
@@ -276,7 +276,7 @@ def test_pipeline_folder_opens_its_denoiser(folder, denoiser):
     (folder / denoiser / "config.json").write_text('{"_class_name": "X"}')
     (folder / "model_index.json").write_text("{}")
 
-    checkpoint = opened(folder)
+    checkpoint = open_and_close(folder)
 
     assert (f"{folder}/{denoiser}", "folder", []) == (checkpoint.path, checkpoint.kind, list(checkpoint.notes))
     assert {"config.json": {"_class_name": "X"}} == checkpoint.config
@@ -296,7 +296,7 @@ def test_pipeline_with_its_own_weights_opens_them(folder):
     (folder / "model_index.json").write_text("{}")
     write(folder / "model.safetensors", A)
 
-    assert str(folder) == opened(folder).path
+    assert str(folder) == open_and_close(folder).path
 
     write(folder / "ae.safetensors", A)
 
@@ -320,7 +320,7 @@ def test_folder_without_weights_is_an_error_that_lists_its_content(folder, held,
 def test_tensors_missing_from_the_index_are_noted(folder):
     write(folder / "weights.safetensors", A | B)
 
-    checkpoint = opened(write_index(folder, {"a": "weights.safetensors"}))
+    checkpoint = open_and_close(write_index(folder, {"a": "weights.safetensors"}))
 
     assert ["a", "b"] == list(checkpoint.entries)
     assert 1 == len(checkpoint.notes)
@@ -329,10 +329,10 @@ def test_tensors_missing_from_the_index_are_noted(folder):
 
 def test_shard_missing_from_the_index_is_noted(folder):
     shards(folder, A, B)
-    assert () == opened(folder).notes
+    assert () == open_and_close(folder).notes
     write_index(folder, dict.fromkeys(A, "model-00001-of-00002.safetensors"))
     write(folder / "model-00003-of-00009.safetensors", B)  # a shard of a series of another length
-    checkpoint = opened(folder)
+    checkpoint = open_and_close(folder)
 
     assert list(A) == list(checkpoint.entries)
     assert (
@@ -343,7 +343,7 @@ def test_shard_missing_from_the_index_is_noted(folder):
 def test_unknown_field_in_an_entry_is_noted(tmp_path):
     path = raw_header(tmp_path / "w.safetensors", as_header({"w": entry(strides=[1])}), b"1234")
 
-    assert (f'{path}: w: ignoring unknown field "strides"',) == opened(path).notes
+    assert (f'{path}: w: ignoring unknown field "strides"',) == open_and_close(path).notes
 
 
 # Files stored with the weights
@@ -358,8 +358,8 @@ def test_configuration_in_the_folder_is_read(folder):
         "hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}},
     }
 
-    assert expected == opened(folder).config
-    assert expected == opened(folder / "model.safetensors.index.json").config
+    assert expected == open_and_close(folder).config
+    assert expected == open_and_close(folder / "model.safetensors.index.json").config
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "flux1-dev.safetensors"])
@@ -367,7 +367,7 @@ def test_configuration_next_to_a_single_file_is_read(folder, name):
     write(folder / name, A)
     (folder / "config.json").write_text('{"a": 1}')
 
-    assert {"config.json": {"a": 1}} == opened(folder / name).config
+    assert {"config.json": {"a": 1}} == open_and_close(folder / name).config
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, co
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_bytes(text)
 
-    declared = opened(folder).config.get("config.json")
+    declared = open_and_close(folder).config.get("config.json")
 
     assert config == (declared and list(declared))
 
@@ -394,7 +394,7 @@ def test_configuration_is_a_hint_and_never_stops_the_comparison(folder, text, co
 def test_configuration_that_is_no_object_declares_nothing(folder, text):
     write(folder / "model.safetensors", A)
     (folder / "config.json").write_text(text)
-    checkpoint = opened(folder)
+    checkpoint = open_and_close(folder)
 
     assert {"config.json": {}} == checkpoint.config
     assert {} == checkpoint.model_config
@@ -405,7 +405,7 @@ def test_keys_of_the_language_model_replace_those_at_the_top(folder):
     (folder / "config.json").write_text(
         '{"hidden_size": 1, "tie_word_embeddings": true, "text_config": {"hidden_size": 2}}'
     )
-    model_config = opened(folder).model_config
+    model_config = open_and_close(folder).model_config
 
     assert (model_config["hidden_size"], model_config["tie_word_embeddings"]) == (2, True)
 
@@ -415,7 +415,7 @@ def test_huge_configuration_is_not_read(folder):
     (folder / "config.json").write_text("{}")
     os.truncate(folder / "config.json", 16 * 2**20 + 1)
 
-    assert {} == opened(folder).config
+    assert {} == open_and_close(folder).config
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_configuration_must_be_a_regular_file(folder, made):
 
 
 def test_revision_must_be_a_regular_file(hub):
-    cached(hub)
+    cache_model(hub)
     revision = hub / "models--org--name" / "refs" / "main"
     revision.unlink()
     os.mkfifo(revision)
@@ -447,35 +447,35 @@ def test_revision_must_be_a_regular_file(hub):
 
 @pytest.mark.parametrize("given", ["org/name", "hf://org/name", "hf://org/name@main", f"org/name@{COMMIT}"])
 def test_cached_model_is_opened_by_its_name(hub, given):
-    cached(hub)
+    cache_model(hub)
 
-    checkpoint = opened(given)
+    checkpoint = open_and_close(given)
 
     assert (given, COMMIT, ["a"]) == (checkpoint.path, checkpoint.revision, list(checkpoint.entries))
 
 
 def test_part_inside_a_cached_model_is_opened_by_its_path(hub):
-    cached(hub, revision="v1.0", inside="transformer/diffusion_model.safetensors")
+    cache_model(hub, revision="v1.0", inside="transformer/diffusion_model.safetensors")
 
     for inside in ("transformer", "transformer/diffusion_model.safetensors"):
-        checkpoint = opened(f"hf://org/name@v1.0/{inside}")
+        checkpoint = open_and_close(f"hf://org/name@v1.0/{inside}")
 
         assert (COMMIT, ["a"]) == (checkpoint.revision, list(checkpoint.entries))
 
 
 def test_denoiser_in_a_cached_pipeline_is_opened(hub):
-    snapshot = cached(hub, inside="transformer/diffusion_model.safetensors")
+    snapshot = cache_model(hub, inside="transformer/diffusion_model.safetensors")
     (snapshot / "model_index.json").write_text("{}")
 
     for name in ("org/name", "hf://org/name"):
-        checkpoint = opened(name)
+        checkpoint = open_and_close(name)
 
         assert ("hf://org/name/transformer", ["a"]) == (checkpoint.path, list(checkpoint.entries))
-        assert ["a"] == list(opened(checkpoint.path).entries)
+        assert ["a"] == list(open_and_close(checkpoint.path).entries)
 
 
 def test_links_from_index_and_shards_to_blobs_are_followed(hub):
-    snapshot = cached(hub, inside="model-00001-of-00001.safetensors")
+    snapshot = cache_model(hub, inside="model-00001-of-00001.safetensors")
     blob = write_index(hub / "models--org--name" / "blobs", {"a": "model-00001-of-00001.safetensors"}, "e0f1")
     (snapshot / "model.safetensors.index.json").symlink_to(os.path.relpath(blob, snapshot))
 
@@ -483,10 +483,10 @@ def test_links_from_index_and_shards_to_blobs_are_followed(hub):
 
 
 def test_local_folder_takes_precedence_over_the_cache(hub):
-    cached(hub)
+    cache_model(hub)
     write(Path("org/name/model.safetensors"), B)
 
-    checkpoint = opened("org/name")
+    checkpoint = open_and_close("org/name")
 
     assert (None, ["b"]) == (checkpoint.revision, list(checkpoint.entries))
 
@@ -523,7 +523,7 @@ def test_error_for_an_uncached_model_names_the_download_command(hub, given, comm
 
 
 def test_uncached_revision_is_not_replaced_by_another(hub):
-    cached(hub)
+    cache_model(hub)
 
     assert "--revision v2" in refusal(CheckpointError, "org/name@v2")
 
@@ -540,14 +540,14 @@ def test_invalid_model_id_is_refused(given):
 
 
 @pytest.mark.parametrize(("offset", "n", "read"), [(0, 10, b"0123456789"), (3, 4, b"3456"), (10, 0, b"")])
-def test_any_range_is_read(stored, offset, n, read):
-    assert read == stored.read(offset, n)
+def test_any_range_is_read(file, offset, n, read):
+    assert read == file.read(offset, n)
 
 
 @pytest.mark.parametrize(("offset", "n"), [(0, 11), (9, 2), (10, 1), (100, 1)])
-def test_range_past_the_end_is_an_error_with_the_file_size(stored, offset, n):
+def test_range_past_the_end_is_an_error_with_the_file_size(file, offset, n):
     with pytest.raises(CheckpointError, match=rf"ends at byte {max(offset, 10)}, .*truncated"):
-        stored.read(offset, n)
+        file.read(offset, n)
 
 
 def test_shrinking_file_is_an_error_and_not_a_signal(tmp_path):
@@ -558,11 +558,11 @@ def test_shrinking_file_is_an_error_and_not_a_signal(tmp_path):
             checkpoint.entries["a"].read()
 
 
-def test_short_read_is_continued(stored, monkeypatch):
+def test_short_read_is_continued(file, monkeypatch):
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [views[0][:3]], offset))
 
-    assert b"123456789" == stored.read(1, 9)
+    assert b"123456789" == file.read(1, 9)
 
 
 def failing(monkeypatch, code, times):
@@ -581,28 +581,28 @@ def failing(monkeypatch, code, times):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_read_that_fails_briefly_is_repeated(stored, monkeypatch, code):
+def test_read_that_fails_briefly_is_repeated(file, monkeypatch, code):
     pauses = failing(monkeypatch, code, times=3)
 
-    assert b"456" == stored.read(4, 3)
+    assert b"456" == file.read(4, 3)
     assert 3 == len(pauses)
     assert pauses[0] < pauses[1] < pauses[2]
 
 
-def test_persistent_read_failure_is_an_error_with_its_position(stored, monkeypatch):
+def test_persistent_read_failure_is_an_error_with_its_position(file, monkeypatch):
     failing(monkeypatch, errno.EIO, times=100)
 
     with pytest.raises(CheckpointError, match=r"digits: read failed at byte 4: EIO") as raised:
-        stored.read(4, 3)
+        file.read(4, 3)
 
     assert 3 == raised.value.status
 
 
-def test_other_read_errors_are_not_repeated(stored, monkeypatch):
+def test_other_read_errors_are_not_repeated(file, monkeypatch):
     pauses = failing(monkeypatch, errno.EINVAL, times=1)
 
     with pytest.raises(CheckpointError, match="read failed at byte 0: EINVAL"):
-        stored.read(0, 1)
+        file.read(0, 1)
 
     assert [] == pauses
 
@@ -610,10 +610,10 @@ def test_other_read_errors_are_not_repeated(stored, monkeypatch):
 # Changes during reading
 
 
-def test_untouched_file_counts_as_unchanged(stored):
-    stored.read(0, 10)
+def test_untouched_file_counts_as_unchanged(file):
+    file.read(0, 10)
 
-    stored.check_unchanged()
+    file.check_unchanged()
 
 
 def grow(path):
@@ -629,11 +629,11 @@ def touch(path):
     ("change", "sizes"),
     [(grow, r" \(size 10 → 11\)"), (touch, ""), (lambda path: os.truncate(path, 3), r" \(size 10 → 3\)")],
 )
-def test_modified_file_is_noticed(stored, change, sizes):
-    change(stored.path)
+def test_modified_file_is_noticed(file, change, sizes):
+    change(file.path)
 
     with pytest.raises(CheckpointError, match=rf"changed while being read{sizes}; results disc"):
-        stored.check_unchanged()
+        file.check_unchanged()
 
 
 def test_one_changed_shard_is_noticed(folder):

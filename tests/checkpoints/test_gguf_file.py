@@ -23,7 +23,7 @@ from support.gguf_stored import (
     array,
     gguf,
     key,
-    padded,
+    pad,
     text,
     write_gguf,
 )
@@ -42,13 +42,13 @@ UNREADABLE = 3
 A, B = Stored("a", "F32", (2, 3), bytes(range(24))), Stored("b", "Q8_0", (3, 64))
 
 
-def opened(path):
+def open_and_close(path):
     """Open a checkpoint, close it again and return it."""
     with open_checkpoint(path) as checkpoint:
         return checkpoint
 
 
-def refused(path):
+def read_refusal(path):
     """Return the message with which a checkpoint is refused as unreadable; it must be printable."""
     with pytest.raises(CheckpointError) as raised:
         open_checkpoint(path)
@@ -63,7 +63,7 @@ def refused(path):
 @pytest.mark.parametrize("name", ["model.gguf", "no_suffix", "größe.gguf"])
 @pytest.mark.parametrize("version", [2, 3])
 def test_file_name_and_version_do_not_matter(tmp_path, name, version):
-    checkpoint = opened(write_gguf(tmp_path / name, [A, B], LLAMA, version=version))
+    checkpoint = open_and_close(write_gguf(tmp_path / name, [A, B], LLAMA, version=version))
 
     assert ("file", ["a", "b"], ()) == (checkpoint.kind, list(checkpoint.entries), checkpoint.notes)
     assert ({},) == checkpoint.metadata
@@ -81,9 +81,11 @@ def test_entry_lists_its_outermost_dimension_first(tmp_path):
 
 @pytest.mark.parametrize("name", TYPES.values())
 def test_every_type_has_its_size(tmp_path, name):
-    kind = OF_NAME.get(name) or GgmlType(0, name, 1, DTYPE_BITS[name] // 8)
-    shape = 2 * kind.rows, kind.elements
-    stored = Stored("x", name, shape, b"x" * (2 * kind.rows * (kind.head + kind.n_bytes) + kind.tail))
+    ggml_type = OF_NAME.get(name) or GgmlType(0, name, 1, DTYPE_BITS[name] // 8)
+    shape = 2 * ggml_type.rows, ggml_type.elements
+    stored = Stored(
+        "x", name, shape, b"x" * (2 * ggml_type.rows * (ggml_type.head + ggml_type.n_bytes) + ggml_type.tail)
+    )
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", [stored, A])) as checkpoint:
         assert (name, stored.raw) == (checkpoint.entries["x"].dtype, checkpoint.entries["x"].read())
         assert A.raw == checkpoint.entries["a"].read()
@@ -91,7 +93,9 @@ def test_every_type_has_its_size(tmp_path, name):
 
 @pytest.mark.parametrize("shape", [(), (5,), (0,), (3, 0), (1, 2, 3, 4)])
 def test_tensor_may_have_up_to_four_dimensions_and_be_empty(tmp_path, shape):
-    assert shape == opened(write_gguf(tmp_path / "model.gguf", [Stored("a", "F32", shape), B])).entries["a"].shape
+    assert (
+        shape == open_and_close(write_gguf(tmp_path / "model.gguf", [Stored("a", "F32", shape), B])).entries["a"].shape
+    )
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 32, 64, 4096])
@@ -106,17 +110,17 @@ def test_last_tensor_needs_no_padding(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", [A])
     path.write_bytes(path.read_bytes()[:-8])
 
-    assert ["a"] == list(opened(path).entries)
+    assert ["a"] == list(open_and_close(path).entries)
 
 
 def test_file_may_hold_no_tensor(tmp_path):
-    assert {} == opened(write_gguf(tmp_path / "vocabulary.gguf", [], LLAMA)).entries
+    assert {} == open_and_close(write_gguf(tmp_path / "vocabulary.gguf", [], LLAMA)).entries
 
 
 def test_tensors_may_lie_in_another_order_than_they_are_listed(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", [A._replace(offset=224), B._replace(offset=0)])
     raw = path.read_bytes()
-    path.write_bytes(raw[: -224 - 32] + padded(B.raw, 32) + padded(A.raw, 32))
+    path.write_bytes(raw[: -224 - 32] + pad(B.raw, 32) + pad(A.raw, 32))
 
     with open_checkpoint(path) as checkpoint:
         assert {"a": A.raw, "b": B.raw} == {name: entry.read() for name, entry in checkpoint.entries.items()}
@@ -124,7 +128,7 @@ def test_tensors_may_lie_in_another_order_than_they_are_listed(tmp_path):
 
 class TestMetadata:
     def of(self, folder, *keys):
-        return opened(write_gguf(folder / "model.gguf", [A], keys)).gguf
+        return open_and_close(write_gguf(folder / "model.gguf", [A], keys)).gguf
 
     def test_metadata_gives_the_architecture_and_its_heads(self, tmp_path):
         metadata = self.of(tmp_path, *LLAMA)
@@ -163,9 +167,9 @@ class TestMetadata:
 
     def test_metadata_holds_values_with_every_type(self, tmp_path):
         kinds = {0: 200, 1: -3, 2: 60_000, 3: -300, 4: 2**31, 5: -(2**31), 6: 0.5, 7: True, 10: 2**63, 11: -1, 12: 0.1}
-        metadata = self.of(tmp_path, *(key(f"k{kind}", kind, value) for kind, value in kinds.items()))
+        metadata = self.of(tmp_path, *(key(f"k{value_type}", value_type, value) for value_type, value in kinds.items()))
 
-        assert {f"k{kind}": value for kind, value in kinds.items()} == metadata.values
+        assert {f"k{value_type}": value for value_type, value in kinds.items()} == metadata.values
 
     def test_metadata_leaves_out_the_tokenizer_and_long_values(self, tmp_path):
         metadata = self.of(
@@ -197,7 +201,7 @@ class TestMetadata:
 def test_configuration_next_to_a_gguf_file_is_ignored(tmp_path):
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
 
-    assert {} == opened(write_gguf(tmp_path / "model.gguf", [A])).config
+    assert {} == open_and_close(write_gguf(tmp_path / "model.gguf", [A])).config
 
 
 # Shapes of tensors that ComfyUI-GGUF stores in another shape
@@ -210,7 +214,7 @@ def original_shape(name, *sizes):
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (4, 2, 8), (2, 2, 2, 2, 2, 2)])
 def test_weight_has_its_original_shape(tmp_path, shape):
     stored = Stored("a.weight", "Q4_0", (2, 32))
-    checkpoint = opened(write_gguf(tmp_path / "model.gguf", [stored], [original_shape("a.weight", *shape)]))
+    checkpoint = open_and_close(write_gguf(tmp_path / "model.gguf", [stored], [original_shape("a.weight", *shape)]))
 
     assert (shape, 36) == (checkpoint.entries["a.weight"].shape, checkpoint.entries["a.weight"].nbytes)
 
@@ -221,7 +225,7 @@ def test_video_kernel_has_five_dimensions(tmp_path):
     writer = package.GGUFWriter(tmp_path / "wan.gguf", "wan")
     writer.add_tensor("patch_embedding.weight", kernel)
     finish(writer)
-    entry = opened(tmp_path / "wan.gguf").entries["patch_embedding.weight"]
+    entry = open_and_close(tmp_path / "wan.gguf").entries["patch_embedding.weight"]
 
     assert (kernel.shape, kernel.nbytes) == (entry.shape, entry.nbytes)
 
@@ -229,7 +233,7 @@ def test_video_kernel_has_five_dimensions(tmp_path):
 def test_original_shape_without_its_tensor_is_noted(tmp_path):
     path = write_gguf(tmp_path / "model.gguf", [A], [original_shape("gone", 1)])
 
-    assert (f"{path}: comfy.gguf.orig_shape.… names gone, which is not stored",) == opened(path).notes
+    assert (f"{path}: comfy.gguf.orig_shape.… names gone, which is not stored",) == open_and_close(path).notes
 
 
 # Split files
@@ -255,11 +259,11 @@ class TestSplitFiles:
         paths = split(tmp_path, [[A], [], [B]])
 
         for path in (*paths, tmp_path):
-            checkpoint = opened(path)
+            checkpoint = open_and_close(path)
 
             assert (["a", "b"], 3) == (list(checkpoint.entries), len(checkpoint.files))
             assert "llama" == checkpoint.gguf.architecture
-        assert ("file", "folder") == (opened(paths[1]).kind, opened(tmp_path).kind)
+        assert ("file", "folder") == (open_and_close(paths[1]).kind, open_and_close(tmp_path).kind)
 
     def test_all_shards_must_be_there(self, tmp_path):
         paths = split(tmp_path, [[A], [B], []])
@@ -267,33 +271,35 @@ class TestSplitFiles:
         paths[2].unlink()
 
         for path in paths:
-            assert refused(path).endswith("2 of 3 shards missing: model-00001-of-00003.gguf, model-00003-of-00003.gguf")
+            assert read_refusal(path).endswith(
+                "2 of 3 shards missing: model-00001-of-00003.gguf, model-00003-of-00003.gguf"
+            )
 
     def test_shards_must_agree_on_their_number(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], counts=[2, 3])
 
-        assert f"{paths[1]}: shard 2 of 3 (split.no, split.count), but opened as 2 of 2" in refused(paths[0])
+        assert f"{paths[1]}: shard 2 of 3 (split.no, split.count), but opened as 2 of 2" in read_refusal(paths[0])
 
     def test_shards_must_be_in_their_places(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], numbers=[1, 0])
 
-        assert f"{paths[0]}: shard 2 of 2 (split.no, split.count), but opened as 1 of 2" in refused(paths[0])
+        assert f"{paths[0]}: shard 2 of 2 (split.no, split.count), but opened as 1 of 2" in read_refusal(paths[0])
 
     def test_shards_must_hold_the_stated_number_of_tensors(self, tmp_path):
         paths = split(tmp_path, [[A], [B]], totals=[3, 3])
 
-        assert f"{paths[0]}: split.tensors.count states 3 tensors, the shards hold 2" == refused(paths[0])
+        assert f"{paths[0]}: split.tensors.count states 3 tensors, the shards hold 2" == read_refusal(paths[0])
 
     def test_shards_must_not_hold_a_tensor_twice(self, tmp_path):
         paths = split(tmp_path, [[A], [A]])
 
-        assert f"a is in {paths[0]} and in {paths[1]}" == refused(paths[1])
+        assert f"a is in {paths[0]} and in {paths[1]}" == read_refusal(paths[1])
 
     def test_shards_must_keep_their_names(self, tmp_path):
         paths = split(tmp_path, [[A], [B]])
         path = paths[1].rename(tmp_path / "second.gguf")
 
-        message = refused(path)
+        message = read_refusal(path)
         assert f"{path}: shard 2 of 2 (split.no, split.count), but opened as 1 of 1" in message
         assert message.endswith("its name should end in -00002-of-00002.gguf, in the same folder as the others")
 
@@ -301,17 +307,17 @@ class TestSplitFiles:
         for number in (1, 2):
             write_gguf(tmp_path / f"m-{number:05}-of-00002.gguf", [A] if number == 1 else [B])
 
-        assert "shard 1 of 1 (split.no, split.count), but opened as 1 of 2" in refused(tmp_path)
+        assert "shard 1 of 1 (split.no, split.count), but opened as 1 of 2" in read_refusal(tmp_path)
 
     def test_shards_must_all_be_gguf(self, tmp_path):
         paths = split(tmp_path, [[A], [B]])
         write(paths[1], {"c": torch.zeros(2)})
 
-        assert "only 1 of 2 shards are GGUF files" in refused(paths[0])
+        assert "only 1 of 2 shards are GGUF files" in read_refusal(paths[0])
 
     @pytest.mark.parametrize("name", ["m-00001-of-00001.gguf", "m-00001-of-00000.gguf", "m-00003-of-00002.gguf"])
     def test_split_file_may_have_a_single_shard(self, tmp_path, name):
-        assert ["a"] == list(opened(write_gguf(tmp_path / name, [A])).entries)
+        assert ["a"] == list(open_and_close(write_gguf(tmp_path / name, [A])).entries)
 
 
 # Names and contents
@@ -321,9 +327,9 @@ def test_first_bytes_decide_the_format_and_not_the_name(tmp_path):
     gguf_path = write_gguf(tmp_path / "a.safetensors", [A])
     other = write(tmp_path / "b.gguf", {"a": torch.zeros(2, 3)})
 
-    assert (f"{gguf_path}: is a GGUF file, despite its name",) == opened(gguf_path).notes
-    assert (f"{other}: is a safetensors file, despite its name",) == opened(other).notes
-    assert ["a"] == list(opened(gguf_path).entries) == list(opened(other).entries)
+    assert (f"{gguf_path}: is a GGUF file, despite its name",) == open_and_close(gguf_path).notes
+    assert (f"{other}: is a safetensors file, despite its name",) == open_and_close(other).notes
+    assert ["a"] == list(open_and_close(gguf_path).entries) == list(open_and_close(other).entries)
 
 
 def test_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
@@ -331,14 +337,14 @@ def test_file_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
     path = write_gguf(tmp_path / "model", [Stored(f"t{n}") for n in range(123)])
 
     assert b"{" == path.read_bytes()[8:9]
-    assert 123 == len(opened(path).entries)
+    assert 123 == len(open_and_close(path).entries)
 
 
 def test_folder_with_one_gguf_file_opens_that_file(tmp_path):
     write_gguf(tmp_path / "model.gguf", [A])
     (tmp_path / "README.md").write_text("")
 
-    assert ("folder", ["a"]) == (opened(tmp_path).kind, list(opened(tmp_path).entries))
+    assert ("folder", ["a"]) == (open_and_close(tmp_path).kind, list(open_and_close(tmp_path).entries))
 
 
 @pytest.mark.parametrize("other", ["model-Q8_0.gguf", "mmproj.gguf", "model.safetensors"])
@@ -370,7 +376,7 @@ def test_another_kind_of_file_is_recognized_by_its_first_bytes(tmp_path, content
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
 
-    message = refused(path)
+    message = read_refusal(path)
 
     assert message.startswith(f"{path}: ")
     assert says in message
@@ -391,15 +397,15 @@ def header(n_tensors=0, n_keys=0, version=3):
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys)
 
 
-def typed(name, kind, raw=b""):
+def field(name, value_type, raw=b""):
     """Return a key with a type and these bytes as its value."""
-    return text(name) + struct.pack("<I", kind) + raw
+    return text(name) + struct.pack("<I", value_type) + raw
 
 
-def tensor_of(n_dimensions=1, sizes=(4,), kind=0, offset=0, name="a"):
+def tensor_of(n_dimensions=1, sizes=(4,), ggml_type=0, offset=0, name="a"):
     """Return a file with one tensor of four numbers, whose header claims this."""
     info = text(name) + struct.pack("<I", n_dimensions) + b"".join(struct.pack("<Q", size) for size in sizes)
-    return padded(header(1) + info + struct.pack("<IQ", kind, offset), 32) + bytes(32)
+    return pad(header(1) + info + struct.pack("<IQ", ggml_type, offset), 32) + bytes(32)
 
 
 WRAPPED = (20, 5_581, 8_681 * 49_477, 384_773)  # 2^64 + 4 elements
@@ -429,24 +435,24 @@ BAD = [
     Bad("a key that is no UTF-8", gguf([], [key(b"\xff\xfe", U8, 1)]), r"key number 0 is not valid UTF-8: b'\xff\xfe'"),
     Bad("a key twice", gguf([], [key("k", U8, 1), key("k", U8, 2)]), "key k appears twice"),
     Bad("a tokenizer's key twice", gguf([], LLAMA[3:] * 2), "key tokenizer.ggml.tokens appears twice"),
-    Bad("a key that blinks", gguf([], [typed("\x1b[5m", 13, bytes(20))]), r"key \x1b[5m has the unknown type 13"),
-    Bad("an unknown type", gguf([], [typed("k", 4_000_000_000, bytes(9))]), "k has the unknown type 4000000000; types"),
-    Bad("a cut value", header(0, 1) + typed("k", U64, bytes(3)), "key k should have 8 bytes at byte 37, but the file"),
-    Bad("a text beyond the file", gguf([], [typed("k", TEXT, struct.pack("<Q", 2**62))]), f"k should have {2**62} by"),
+    Bad("a key that blinks", gguf([], [field("\x1b[5m", 13, bytes(20))]), r"key \x1b[5m has the unknown type 13"),
+    Bad("an unknown type", gguf([], [field("k", 4_000_000_000, bytes(9))]), "k has the unknown type 4000000000; types"),
+    Bad("a cut value", header(0, 1) + field("k", U64, bytes(3)), "key k should have 8 bytes at byte 37, but the file"),
+    Bad("a text beyond the file", gguf([], [field("k", TEXT, struct.pack("<Q", 2**62))]), f"k should have {2**62} by"),
     Bad("an array beyond the file", gguf([], [array("k", F32, [], 2**61)]), f"k should have {2**63} bytes"),
     Bad("an array of 2^64 - 1", gguf([], [array("k", U64, [], 2**64 - 1)]), "key k should have 147573952589676412920"),
     Bad("texts beyond the file", gguf([], [array("k", TEXT, [], 2**20)]), "key k should have 8388608 bytes"),
     Bad("too many texts", gguf([], [array("k", TEXT, [], 2**63)]), f"key k has {2**63} elements; the limit is 167"),
-    Bad("a text in an array beyond the file", gguf([], [typed("k", ARRAY, struct.pack("<IQQQ", TEXT, 1, 2**60, 0))]),
+    Bad("a text in an array beyond the file", gguf([], [field("k", ARRAY, struct.pack("<IQQQ", TEXT, 1, 2**60, 0))]),
         f"key k should have {2**60} bytes"),
-    Bad("an array of arrays", gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1))]), "k is an array of arrays"),
-    Bad("nested deep", gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10_000)]), "is an array of arrays"),
-    Bad("an array of an unknown type", gguf([], [typed("k", ARRAY, struct.pack("<IQ", 13, 1))]), "unknown type 13"),
+    Bad("an array of arrays", gguf([], [field("k", ARRAY, struct.pack("<IQ", ARRAY, 1))]), "k is an array of arrays"),
+    Bad("nested deep", gguf([], [field("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10_000)]), "is an array of arrays"),
+    Bad("an array of an unknown type", gguf([], [field("k", ARRAY, struct.pack("<IQ", 13, 1))]), "unknown type 13"),
     # impossible alignments
     *(Bad(f"alignment {n}", gguf([A], [key(ALIGNED, U32, n)]), f"{ALIGNED} is {n}; it must be a power of two")
       for n in (0, 3, 48, 2**31)),
-    *(Bad(f"an alignment of type {kind}", gguf([A], [key(ALIGNED, kind, of)]), f"{ALIGNED} has type {kind}; it must be")
-      for kind, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
+    *(Bad(f"an alignment of type {code}", gguf([A], [key(ALIGNED, code, of)]), f"{ALIGNED} has type {code}; it must be")
+      for code, of in ((U64, 32), (I32, 32), (U16, 32), (BOOL, True), (F32, 32.0), (TEXT, "32"), (TEXT, "x" * 5_000))),
     Bad("an array as alignment", gguf([A], [array(ALIGNED, U32, [32])]), f"{ALIGNED} has type 9; it must be of type"),
     Bad("a count of shards in words", gguf([A], [key("split.count", TEXT, "2")]), "should be a whole number"),
     # damaged tensors
@@ -486,7 +492,7 @@ BAD = [
     Bad("bytes behind the last", gguf([A, B]) + b"x", "1 trailing byte after the last tensor"),
     Bad("bytes behind no tensor", gguf([]) + b"x", "1 trailing byte after the last tensor"),
     Bad("data cut off", WHOLE_FILE[:-30], "truncated: 10 bytes missing (have 546, need 556); first affected: b"),
-    Bad("no data", WHOLE_FILE[: -len(padded(A.raw, 32) + padded(B.raw, 32))], "first affected: a"),
+    Bad("no data", WHOLE_FILE[: -len(pad(A.raw, 32) + pad(B.raw, 32))], "first affected: a"),
 ]  # fmt: skip
 
 
@@ -495,7 +501,7 @@ def test_damaged_file_is_refused_with_the_reason(tmp_path, bad):
     path = tmp_path / "model.gguf"
     path.write_bytes(bad.raw)
 
-    message = refused(path)
+    message = read_refusal(path)
 
     assert message.startswith(f"{path}: ")
     assert bad.says in message
@@ -507,7 +513,7 @@ def test_damaged_file_costs_no_memory(tmp_path, bad):
     path.write_bytes(bad.raw)
     tracemalloc.start()
     try:
-        refused(path)
+        read_refusal(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -520,11 +526,11 @@ UNKNOWN = {90: "unknown type id 90 (the file may be newer than quanterr ", 2**32
 }
 
 
-@pytest.mark.parametrize(("kind", "says"), UNKNOWN.items())
+@pytest.mark.parametrize(("type_id", "says"), UNKNOWN.items())
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_tensor_with_unknown_type_is_named_and_the_others_stay_readable(tmp_path, kind, says, place):
+def test_tensor_with_unknown_type_is_named_and_the_others_stay_readable(tmp_path, type_id, says, place):
     known = [A, B._replace(name="\x1b[5m")]
-    tensors = [*known[:place], Stored("unknown", kind, (5,), bytes(40)), *known[place:]]
+    tensors = [*known[:place], Stored("unknown", type_id, (5,), bytes(40)), *known[place:]]
     with open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors)) as checkpoint:
         read = [checkpoint.entries[tensor.name].read() for tensor in known]
 
@@ -561,10 +567,10 @@ def test_reused_type_id_is_doubted_where_too_few_bytes_are_stored(tmp_path, stor
 
 def test_file_cut_anywhere_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
-    for size in range(len(WHOLE_FILE) - len(padded(B.raw, 32)) + len(B.raw)):
+    for size in range(len(WHOLE_FILE) - len(pad(B.raw, 32)) + len(B.raw)):
         path.write_bytes(WHOLE_FILE[:size])
 
-        assert refused(path)
+        assert read_refusal(path)
 
 
 # Any file
@@ -611,8 +617,8 @@ NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 31, 32, 255, 2**31, 2**32 - 1, 2**40, 
 
 @any_file
 @given(st.integers(4, len(WHOLE_FILE) - 8), NUMBERS, st.sampled_from(["<Q", "<I"]))
-def test_file_with_any_number_anywhere_is_read_or_refused(at, number, kind):
-    put = struct.pack(kind, number % 2 ** (8 * struct.calcsize(kind)))
+def test_file_with_any_number_anywhere_is_read_or_refused(at, number, form):
+    put = struct.pack(form, number % 2 ** (8 * struct.calcsize(form)))
 
     outcome(WHOLE_FILE[:at] + put + WHOLE_FILE[at + len(put) :])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.gguf_stored import Stored, architecture, write_gguf
-from support.making import numbers, planned, quantized_fp8, store
+from support.making import numbers, open_pairing, quantized_fp8, store
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -21,7 +21,7 @@ def model(folder, tensors=OF_TRANSFORMER, dense=DENSE, modules=None):
     """Write a model with a pooling and dense layers behind it."""
     store(folder, tensors, config={"model_type": "gemma3_text"})
     listed = [("", "Transformer"), ("1_Pooling", "Pooling"), *((name, "Dense") for name in dense)]
-    named = [{"idx": n, "path": path, "type": TYPE + kind} for n, (path, kind) in enumerate(listed)]
+    named = [{"idx": n, "path": path, "type": TYPE + name} for n, (path, name) in enumerate(listed)]
     (folder / "modules.json").write_text(json.dumps(named if modules is None else modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text("{}")
@@ -63,7 +63,7 @@ def gguf(path, dense):
 
 
 def test_dense_layers_are_found_in_a_gguf_file(tmp_path):
-    with planned(model(tmp_path / "m"), gguf(tmp_path / "m.gguf", DENSE)) as plan:
+    with open_pairing(model(tmp_path / "m"), gguf(tmp_path / "m.gguf", DENSE)) as plan:
         assert [] == plan.leftovers
         assert {"2_Dense.linear.weight": "dense_2.weight", "3_Dense.linear.weight": "dense_3.weight"}.items() <= {
             pair.name: pair.quantized.name for pair in plan.pairs
@@ -71,7 +71,7 @@ def test_dense_layers_are_found_in_a_gguf_file(tmp_path):
 
 
 def test_dense_layers_that_a_gguf_file_lacks_are_named(tmp_path):
-    with planned(model(tmp_path / "m"), gguf(tmp_path / "m.gguf", {})) as plan:
+    with open_pairing(model(tmp_path / "m"), gguf(tmp_path / "m.gguf", {})) as plan:
         assert {
             ("2_Dense.linear.weight", Bucket.ONLY_IN_ORIGINAL),
             ("3_Dense.linear.weight", Bucket.ONLY_IN_ORIGINAL),

@@ -69,9 +69,9 @@ def test_model_with_a_damaged_manifest_is_missing(store):
         open_checkpoint("ollama:llama3.2:1b")
 
 
-def golden_blobs(kind, case, metadata):
+def golden_blobs(format, case, metadata):
     """Return blobs, as Ollama stores them, of the codes that MLX made, and what MLX reads from them."""
-    stored, read = (load_file(GOLDEN / kind / f"{case}{end}.safetensors") for end in ("", ".expected"))
+    stored, read = (load_file(GOLDEN / format / f"{case}{end}.safetensors") for end in ("", ".expected"))
     blobs = {}
     for name, tensor in stored.items():
         module, _, part = name.rpartition(".")
@@ -97,7 +97,7 @@ def write_model(store, name, blobs, config, prefix=""):
 
 class TestModelsOfTheMlxEngine:
     @pytest.mark.parametrize(
-        ("kind", "case", "metadata"),
+        ("format", "case", "metadata"),
         [
             ("mlx_affine", "mlx_4_bits", {"quant_type": "int4", "group_size": "64"}),
             ("mlx_affine", "mlx_8_bits", {"quant_type": "Q8", "group_size": "32"}),
@@ -105,15 +105,15 @@ class TestModelsOfTheMlxEngine:
             ("mlx_nvfp4", "mlx_shapes", {"quant_type": "nvfp4", "group_size": "16"}),
         ],
     )
-    def test_every_tensor_has_the_values_that_mlx_reads(self, store, tmp_path, kind, case, metadata):
-        blobs, read = golden_blobs(kind, case, metadata)
+    def test_every_tensor_has_the_values_that_mlx_reads(self, store, tmp_path, format, case, metadata):
+        blobs, read = golden_blobs(format, case, metadata)
         write_model(store, "small", blobs, {"model_type": "llama"})
         save_file(read, tmp_path / "original.safetensors")
         report = quanterr.compare(tmp_path / "original.safetensors", "ollama:small", device="cpu")
 
         assert [] == report.not_compared
         assert read.keys() == {layer.layer_name for layer in report.lossless}
-        assert {kind} == {layer.format for layer in report.lossless}
+        assert {format} == {layer.format for layer in report.lossless}
 
     def test_global_scale_multiplies_the_values(self, store, tmp_path):
         blobs, read = golden_blobs("mlx_nvfp4", "mlx_shapes", {"quant_type": "nvfp4", "group_size": "16"})
@@ -128,20 +128,20 @@ class TestModelsOfTheMlxEngine:
     def test_blobs_decide_between_bits_and_groups_without_an_original(self, store):
         codes = {"a.weight": torch.ones(4, 16, dtype=torch.uint32), "a.weight.scale": torch.ones(4, 2)}
         tensors = codes | {"a.weight.bias": torch.zeros(4, 2)}
-        for kind, group, bits in (("int4", "64", 4), ("int8", "32", 8)):
+        for quant_type, group, bits in (("int4", "64", 4), ("int8", "32", 8)):
             for n, metadata in enumerate(
                 (
-                    {"quant_type": kind, "group_size": group},
-                    {"a.weight.quant_type": kind, "a.weight.group_size": group},
+                    {"quant_type": quant_type, "group_size": group},
+                    {"a.weight.quant_type": quant_type, "a.weight.group_size": group},
                 )
             ):
                 write_model(
-                    store, f"{kind}{n}", {"a.weight": (tensors, metadata)}, {"quantization_config": {"bits": 3}}
+                    store, f"{quant_type}{n}", {"a.weight": (tensors, metadata)}, {"quantization_config": {"bits": 3}}
                 )
-                (weight,) = quanterr.inspect(f"ollama:{kind}{n}").weights
+                (weight,) = quanterr.inspect(f"ollama:{quant_type}{n}").weights
 
                 assert (bits, 16 * 32 // bits * 4) == (weight.code_bits, weight.elements)
-                assert [] == quanterr.inspect(f"ollama:{kind}{n}").findings
+                assert [] == quanterr.inspect(f"ollama:{quant_type}{n}").findings
 
     def test_stacked_experts_are_compared_with_each_expert(self, store, tmp_path):
         stacked = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(0)).bfloat16()

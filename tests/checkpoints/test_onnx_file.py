@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 Q = "/model/layers.0/self_attn/q_proj/MatMul"
 
 
-def saved(path, nodes=(), tensors=()):
+def save_model(path, nodes=(), tensors=()):
     path.write_bytes(model(nodes, tensors))
     return path
 
@@ -32,7 +32,7 @@ def names(path):
         return set(checkpoint.entries)
 
 
-def left(report):
+def list_leftovers(report):
     return {tensor.layer_name for tensor in report.not_compared}
 
 
@@ -49,13 +49,13 @@ def left(report):
 def test_matrix_is_named_by_its_initializer_or_else_by_its_node(stored, path, expected, tmp_path):
     product = node("MatMul", ["x", stored], name=path)
 
-    assert {expected} == names(saved(tmp_path / "x.onnx", [product], [floats(stored, torch.randn(4, 3))]))
+    assert {expected} == names(save_model(tmp_path / "x.onnx", [product], [floats(stored, torch.randn(4, 3))]))
 
 
 def test_matrix_is_named_by_the_scope_of_its_node(tmp_path):
     scope = field(1, "pkg.torch.onnx.name_scopes") + field(2, "['', 'model', 'model.layers.0.proj', 'linear']")
     product = node("MatMul", ["x", "val_12"], name="node_linear") + field(9, scope)
-    path = saved(tmp_path / "x.onnx", [product], [floats("val_12", torch.randn(4, 3))])
+    path = save_model(tmp_path / "x.onnx", [product], [floats("val_12", torch.randn(4, 3))])
 
     assert {"model.layers.0.proj.weight.onnx_inputs_first"} == names(path)
 
@@ -63,7 +63,9 @@ def test_matrix_is_named_by_the_scope_of_its_node(tmp_path):
 def test_equal_parameters_that_are_stored_once_are_all_entries(tmp_path):
     nodes = [node("Identity", ["a.bias"], ["b.bias"]), node("Identity", ["b.bias"], ["c.bias"])]
 
-    assert {"a.bias", "b.bias", "c.bias"} == names(saved(tmp_path / "x.onnx", nodes, [floats("a.bias", torch.ones(3))]))
+    assert {"a.bias", "b.bias", "c.bias"} == names(
+        save_model(tmp_path / "x.onnx", nodes, [floats("a.bias", torch.ones(3))])
+    )
 
 
 def test_two_matrices_of_a_module_have_the_names_of_their_nodes(tmp_path):
@@ -71,7 +73,7 @@ def test_two_matrices_of_a_module_have_the_names_of_their_nodes(tmp_path):
     tensors = [floats(f"onnx::MatMul_{n}", torch.randn(4, 3)) for n in (1, 2)]
     expected = {f"attn.MatMul_{n}.onnx::MatMul_{n}.onnx_inputs_first" for n in (1, 2)}
 
-    assert expected == names(saved(tmp_path / "x.onnx", nodes, tensors))
+    assert expected == names(save_model(tmp_path / "x.onnx", nodes, tensors))
 
 
 def test_constants_of_the_graph_are_left_out(tmp_path):
@@ -86,7 +88,7 @@ def test_constants_of_the_graph_are_left_out(tmp_path):
     ]
     nodes = [node("RotaryEmbedding", ["x", "p", "cos_cache"]), node("QuantizeLinear", ["x", "x_scale"])]
 
-    assert {"model.norm.weight"} == names(saved(tmp_path / "x.onnx", nodes, tensors))
+    assert {"model.norm.weight"} == names(save_model(tmp_path / "x.onnx", nodes, tensors))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_matrix_of_an_unknown_operator_is_no_constant(operator, place, shape, ex
     inputs[place] = "onnx::_7"
     tensors = [floats("a.bias", torch.randn(4)), floats("onnx::_7", torch.randn(shape))]
 
-    assert expected == ("onnx::_7" in names(saved(tmp_path / "x.onnx", [node(operator, inputs)], tensors)))
+    assert expected == ("onnx::_7" in names(save_model(tmp_path / "x.onnx", [node(operator, inputs)], tensors)))
 
 
 def test_weights_in_both_branches_of_a_node_are_read(tmp_path):
@@ -114,7 +116,7 @@ def test_weights_in_both_branches_of_a_node_are_read(tmp_path):
     branches = field(5, field(1, "then_branch") + field(6, product)) + field(5, field(1, "else") + field(6, product))
     nodes = [field(4, "If") + branches, node("MatMul", ["x", "w"], name="/other/MatMul")]
     constant = field(2, "w") + field(4, "Constant") + field(5, field(1, "value") + field(5, tensor("", FLOAT, [2, 3])))
-    path = saved(tmp_path / "x.onnx", [*nodes, constant], [floats("onnx::MatMul_1", torch.randn(4, 3))])
+    path = save_model(tmp_path / "x.onnx", [*nodes, constant], [floats("onnx::MatMul_1", torch.randn(4, 3))])
 
     assert {"proj.weight.onnx_inputs_first", "other.weight.onnx_inputs_first"} == names(path)
 
@@ -127,7 +129,9 @@ def test_numbers_stored_one_by_one_are_those_of_their_type(tmp_path):
         "a.e": (FLOAT, [2], tuple(varint(4 << 3 | 5) + struct.pack("<f", x) for x in (0.5, -2))),
         "a.l": (INT64, [1], (field(7, -3),)),
     }
-    path = saved(tmp_path / "x.onnx", [], [tensor(name, kind, s, None, *m) for name, (kind, s, m) in numbers.items()])
+    path = save_model(
+        tmp_path / "x.onnx", [], [tensor(name, dtype, s, None, *m) for name, (dtype, s, m) in numbers.items()]
+    )
     with open_checkpoint(path) as checkpoint:
         values = {name: entry.read() for name, entry in checkpoint.entries.items()}
 
@@ -145,7 +149,7 @@ def test_external_data_are_read_from_below_the_folder(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x.bin").write_bytes(bytes(8) + struct.pack("<4f", 1, 2, 3, 4))
     at = external(location="data/x.bin", offset=8, length=16)
-    path = saved(tmp_path / "x.onnx", [], [tensor("a.weight", FLOAT, [4], None, *at)])
+    path = save_model(tmp_path / "x.onnx", [], [tensor("a.weight", FLOAT, [4], None, *at)])
     report = quanterr.compare(write(tmp_path / "x.safetensors", {"a.weight": torch.arange(1.0, 5)}), path, device="cpu")
 
     assert report.verdict == "pass"
@@ -163,10 +167,10 @@ def test_fused_projections_are_compared_with_those_of_the_model(tmp_path):
     nodes = [node("MatMul", ["x", name], name="/" + name.replace(".", "/")) for name in of_genai]
     tensors = [floats(name, x.contiguous()) for name, x in of_genai.items()]
     norm = floats("model.layers.1.final_norm_layernorm.weight", original["model.norm.weight"])
-    path = saved(tmp_path / "x.onnx", nodes, [*tensors, norm])
+    path = save_model(tmp_path / "x.onnx", nodes, [*tensors, norm])
     report = quanterr.compare(write(tmp_path / "x.safetensors", original), path, device="cpu")
 
-    assert (set(), 5) == (left(report), len(report.lossless))
+    assert (set(), 5) == (list_leftovers(report), len(report.lossless))
 
 
 def test_norms_of_gemma_have_one_added_by_genai(tmp_path):
@@ -176,15 +180,15 @@ def test_norms_of_gemma_have_one_added_by_genai(tmp_path):
     (path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))
     stored = {name.replace("model.norm", "model.layers.1.final_norm_layernorm"): x + 1 for name, x in norms.items()}
     report = quanterr.compare(
-        path, saved(tmp_path / "x.onnx", [], [floats(*item) for item in stored.items()]), device="cpu"
+        path, save_model(tmp_path / "x.onnx", [], [floats(*item) for item in stored.items()]), device="cpu"
     )
 
-    assert (set(), 3) == (left(report), len(report.lossless))
+    assert (set(), 3) == (list_leftovers(report), len(report.lossless))
 
 
 def test_floats_are_written_in_the_order_of_the_model(tmp_path):
     x = torch.randn(6, 6)
-    path = saved(
+    path = save_model(
         tmp_path / "x.onnx", [node("MatMul", ["x", "onnx::MatMul_1"], name="/a/MatMul")], [floats("onnx::MatMul_1", x)]
     )
     quanterr.dequantize(path, tmp_path / "y.safetensors")
@@ -192,7 +196,7 @@ def test_floats_are_written_in_the_order_of_the_model(tmp_path):
         write(tmp_path / "x.safetensors", {"a.weight": x.t().contiguous()}), tmp_path / "y.safetensors", device="cpu"
     )
 
-    assert (set(), 1) == (left(report), len(report.lossless))
+    assert (set(), 1) == (list_leftovers(report), len(report.lossless))
 
 
 def test_bias_of_32_bit_codes_is_compared(tmp_path):
@@ -204,13 +208,13 @@ def test_bias_of_32_bit_codes_is_compared(tmp_path):
     ]
     nodes = [node("DequantizeLinear", [f"a.bias_quantized{end}" for end in ("", "_scale", "_zero_point")], ["b"])]
     original = write(tmp_path / "x.safetensors", {"a.bias": codes * scale})
-    report = quanterr.compare(original, saved(tmp_path / "y.onnx", nodes, tensors), device="cpu")
+    report = quanterr.compare(original, save_model(tmp_path / "y.onnx", nodes, tensors), device="cpu")
 
-    assert (set(), 1) == (left(report), len(report.lossless))
+    assert (set(), 1) == (list_leftovers(report), len(report.lossless))
 
 
 def test_model_in_a_folder_is_found(tmp_path):
-    saved(tmp_path / "model.onnx", [], [floats("a.weight", torch.randn(3))])
+    save_model(tmp_path / "model.onnx", [], [floats("a.weight", torch.randn(3))])
     (tmp_path / "genai_config.json").write_text("{}")
 
     assert {"a.weight"} == names(tmp_path)
@@ -228,10 +232,10 @@ def test_model_in_a_folder_is_found(tmp_path):
 )
 def test_codes_that_do_not_fit_their_node_are_not_compared(attributes, says, tmp_path):
     product = node("MatMulNBits", ["x", "c", "s"], name="/a/MatMul", **attributes)
-    path = saved(tmp_path / "y.onnx", [product], [tensor("c", UINT8, [4, 1, 16]), tensor("s", FLOAT, [4, 1])])
+    path = save_model(tmp_path / "y.onnx", [product], [tensor("c", UINT8, [4, 1, 16]), tensor("s", FLOAT, [4, 1])])
     report = quanterr.compare(write(tmp_path / "x.safetensors", {"a.weight": torch.randn(4, 32)}), path, device="cpu")
 
-    assert {"a.weight"} == left(report)
+    assert {"a.weight"} == list_leftovers(report)
     assert says in report.not_compared[0].reason
 
 
@@ -248,7 +252,7 @@ def test_external_data_outside_of_the_folder_are_refused(location, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(16))
-    path = saved(folder / "x.onnx", [], [tensor("a.weight", FLOAT, [4], None, *external(location=location))])
+    path = save_model(folder / "x.onnx", [], [tensor("a.weight", FLOAT, [4], None, *external(location=location))])
 
     with pytest.raises(
         CheckpointError, match=r"x\.onnx: a\.weight: its data are in .*, which is not a file in the fold"
@@ -309,13 +313,13 @@ def test_graphs_in_graphs_without_end_are_refused(tmp_path):
 def test_tensors_that_follow_from_each_other_in_a_circle_end(tmp_path):
     nodes = [node("Cast", ["b"], ["a"]), node("Cast", ["a"], ["b"]), node("DequantizeLinear", ["a", "s"], ["c"])]
 
-    assert {"a.weight"} == names(saved(tmp_path / "x.onnx", nodes, [WEIGHT]))
+    assert {"a.weight"} == names(save_model(tmp_path / "x.onnx", nodes, [WEIGHT]))
 
 
-@pytest.mark.parametrize("kind", ["nbits", "linear"])
-def test_changed_bytes_never_end_in_another_error(kind, tmp_path):
+@pytest.mark.parametrize("case", ["nbits", "linear"])
+def test_changed_bytes_never_end_in_another_error(case, tmp_path):
     """The fuzzer changes many more bytes than this."""
-    given = (GOLDEN / f"onnx_{kind}" / "onnxruntime.onnx").read_bytes()
+    given = (GOLDEN / f"onnx_{case}" / "onnxruntime.onnx").read_bytes()
     random, path = Random(7), tmp_path / "y.onnx"
     for _ in range(25):
         raw = bytearray(given)

@@ -35,7 +35,7 @@ def state(dtypes=DTYPES):
     return tensors
 
 
-def saved(path, content, **options):
+def save(path, content, **options):
     torch.save(content, path, **options)
     return path
 
@@ -51,27 +51,27 @@ def as_safetensors(folder, tensors):
     return read(write(folder / "plain.safetensors", {name: tensor.clone() for name, tensor in tensors.items()}))
 
 
-@pytest.mark.parametrize("kind", ["zip", "legacy", "new dtypes", "OrderedDict", "parameters", "wrapped", "protocol 4"])
-def test_tensors_are_those_of_the_file(kind, tmp_path):
-    tensors = state((torch.float32, *NEW_DTYPES)) if kind == "new dtypes" else state()
+@pytest.mark.parametrize("case", ["zip", "legacy", "new dtypes", "OrderedDict", "parameters", "wrapped", "protocol 4"])
+def test_tensors_are_those_of_the_file(case, tmp_path):
+    tensors = state((torch.float32, *NEW_DTYPES)) if case == "new dtypes" else state()
     content, options = tensors, {}
-    if kind == "legacy":
+    if case == "legacy":
         options = {"_use_new_zipfile_serialization": False}
-    elif kind == "OrderedDict":
+    elif case == "OrderedDict":
         content = collections.OrderedDict(tensors)
         content._metadata = {"": {"version": 1}}
-    elif kind == "parameters":
+    elif case == "parameters":
         content = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
-    elif kind == "wrapped":
+    elif case == "wrapped":
         content = {"epoch": 3, "state_dict": tensors, "optimizer": {"state": {0: {"m": torch.zeros(3)}}}}
-    elif kind == "protocol 4":
+    elif case == "protocol 4":
         options = {"pickle_protocol": 4}
 
-    assert as_safetensors(tmp_path, tensors) == read(saved(tmp_path / "model.bin", content, **options))
+    assert as_safetensors(tmp_path, tensors) == read(save(tmp_path / "model.bin", content, **options))
 
 
 def test_comparison_with_a_pickled_original(tmp_path):
-    original = saved(tmp_path / "pytorch_model.bin", {"a.weight": torch.randn(16, 64)})
+    original = save(tmp_path / "pytorch_model.bin", {"a.weight": torch.randn(16, 64)})
     quantized = write(tmp_path / "y.safetensors", {"a.weight": torch.load(original)["a.weight"].bfloat16()})
     layer = quanterr.compare(original, quantized, device="cpu").layers[0]
     x = torch.load(original)["a.weight"].double()
@@ -83,23 +83,23 @@ def test_comparison_with_a_pickled_original(tmp_path):
 def test_folder_with_an_index_is_read(tmp_path):
     tensors, files = state(), {}
     for n, names in enumerate((["torch.float32", "part"], ["torch.int8"]), 1):
-        path = saved(tmp_path / f"pytorch_model-0000{n}-of-00002.bin", {name: tensors[name] for name in names})
+        path = save(tmp_path / f"pytorch_model-0000{n}-of-00002.bin", {name: tensors[name] for name in names})
         files |= dict.fromkeys(names, path.name)
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
-    saved(tmp_path / "optimizer.pt", {"state": torch.zeros(3)})
+    save(tmp_path / "optimizer.pt", {"state": torch.zeros(3)})
 
     assert files.keys() == read(tmp_path).keys()
 
 
 def test_safetensors_are_read_before_pickles_beside_them(tmp_path):
-    saved(tmp_path / "pytorch_model.bin", {"pickled": torch.zeros(3)})
+    save(tmp_path / "pytorch_model.bin", {"pickled": torch.zeros(3)})
     write(tmp_path / "model.safetensors", {"plain": torch.zeros(3)})
 
     assert {"plain"} == read(tmp_path).keys()
 
 
 def test_moving_average_is_noted_and_not_mixed_in(tmp_path):
-    path = saved(tmp_path / "y.pth", {"params": {"a": torch.zeros(3)}, "params_ema": {"a": torch.ones(3)}})
+    path = save(tmp_path / "y.pth", {"params": {"a": torch.zeros(3)}, "params_ema": {"a": torch.ones(3)}})
     with open_checkpoint(path) as checkpoint:
         assert bytes(12) == checkpoint.entries["a"].read()
         assert any("not those under params_ema" in note for note in checkpoint.notes)
@@ -108,7 +108,7 @@ def test_moving_average_is_noted_and_not_mixed_in(tmp_path):
 def test_tensor_that_is_not_stored_row_by_row_is_refused(tmp_path):
     x = torch.randn(4, 6)
     original = write(tmp_path / "x.safetensors", {"a.weight": x, "b.weight": x.clone()})
-    quantized = saved(tmp_path / "y.bin", {"a.weight": x.t().contiguous().t(), "b.weight": x})
+    quantized = save(tmp_path / "y.bin", {"a.weight": x.t().contiguous().t(), "b.weight": x})
 
     with pytest.raises(CheckpointError, match=r"a\.weight: stored with strides \[1, 4\], not row by row"):
         quanterr.compare(original, quantized, device="cpu")
@@ -127,7 +127,7 @@ def test_member_at_the_place_of_another_is_refused(tmp_path):
 
 
 def test_tensors_of_torchao_are_read(tmp_path):
-    original, expected = (load_file(GOLDEN / f"torchao{kind}.safetensors") for kind in ("", ".expected"))
+    original, expected = (load_file(GOLDEN / f"torchao{ending}.safetensors") for ending in ("", ".expected"))
     report = quanterr.compare(GOLDEN / "torchao.safetensors", GOLDEN / "torchao.bin", device="cpu")
 
     assert {"torchao_int8", "torchao_fp8"} == {layer.format for layer in report.layers}
@@ -251,7 +251,7 @@ def test_program_of_torchscript_is_refused(tmp_path):
 
 def test_whole_model_is_refused_by_its_class(tmp_path):
     with pytest.raises(CheckpointError, match=r"names torch\.nn\.modules\.linear\.Linear"):
-        open_checkpoint(saved(tmp_path / "y.pt", torch.nn.Linear(2, 2)))
+        open_checkpoint(save(tmp_path / "y.pt", torch.nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize("is_zip", [True, False])

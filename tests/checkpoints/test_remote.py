@@ -17,7 +17,7 @@ import pytest
 from support.forked import call
 from support.making import numbers, quantized_fp8, store
 from support.serving import serving, serving_hub
-from support.small_models import quantized_by, saved, stored, with_words
+from support.small_models import load_tensors, quantized_by, save_model, with_words
 from support.stored import write, write_index
 
 import quanterr
@@ -66,18 +66,18 @@ def plain(report):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
+def expected_report(folder):
     index = folder / "model.safetensors.index.json"
     return plain(quanterr.compare(index, folder / "fp8.safetensors", device="cpu"))
 
 
-def compared(server):
+def compare(server):
     return quanterr.compare(f"{server.url}/model.safetensors.index.json", f"{server.url}/fp8.safetensors", device="cpu")
 
 
 class TestHttp:
-    def test_remote_report_equals_the_local_one(self, server, expected):
-        assert expected == plain(compared(server))
+    def test_remote_report_equals_the_local_one(self, server, expected_report):
+        assert expected_report == plain(compare(server))
 
     def test_headers_take_few_requests_and_only_necessary_bytes_are_read(self, server, folder):
         with open_checkpoint(f"{server.url}/fp8.safetensors") as checkpoint:
@@ -89,8 +89,8 @@ class TestHttp:
         assert 1 == len(report.layers)
         assert server.sent < size * 0.8
 
-    def test_remote_files_mix_with_local_ones(self, server, folder, expected):
-        assert expected == plain(
+    def test_remote_files_mix_with_local_ones(self, server, folder, expected_report):
+        assert expected_report == plain(
             quanterr.compare(folder / "model.safetensors.index.json", f"{server.url}/fp8.safetensors", device="cpu")
         )
 
@@ -139,53 +139,53 @@ class TestCache:
     """With --cache, the next run uses what was read."""
 
     @pytest.fixture
-    def own(self, folder, tmp_path):
+    def own_server(self, folder, tmp_path):
         """A server with copies that a test may change."""
         shutil.copytree(folder, tmp_path / "served")
         with serving(tmp_path / "served") as server:
             yield server
 
-    def compared(self, server, cache):
+    def compare(self, server, cache):
         """Return the report and the byte ranges of all answers longer than one byte."""
         server.requests.clear()
         index, fp8 = f"{server.url}/model.safetensors.index.json", f"{server.url}/fp8.safetensors"
         report = quanterr.compare(index, fp8, device="cpu", cache=cache)
         return plain(report), {span for _, span, _ in server.requests if span != "bytes=0-0"}
 
-    def test_second_run_asks_only_for_versions(self, own, expected, tmp_path):
-        first, asked = self.compared(own, tmp_path / "cache")
-        second, again = self.compared(own, tmp_path / "cache")
-        assert expected == first == second
+    def test_second_run_asks_only_for_versions(self, own_server, expected_report, tmp_path):
+        first, asked = self.compare(own_server, tmp_path / "cache")
+        second, again = self.compare(own_server, tmp_path / "cache")
+        assert expected_report == first == second
         assert len(asked) > 5
         assert set() == again
 
-    def test_damaged_or_short_pieces_are_fetched_again(self, own, expected, tmp_path):
-        self.compared(own, tmp_path / "cache")
+    def test_damaged_or_short_pieces_are_fetched_again(self, own_server, expected_report, tmp_path):
+        self.compare(own_server, tmp_path / "cache")
         damaged, short, empty, *_ = sorted(path for path in (tmp_path / "cache").rglob("*-*") if path.is_file())
         damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
         short.write_bytes(short.read_bytes()[:-1])
         empty.write_bytes(b"")
-        report, asked = self.compared(own, tmp_path / "cache")
-        assert expected == report
+        report, asked = self.compare(own_server, tmp_path / "cache")
+        assert expected_report == report
         assert {
             f"bytes={a}-{int(b) - 1}" for a, b in (path.name.split("-") for path in (damaged, short, empty))
         } == asked
 
-    def test_replaced_file_is_fetched_again(self, own, expected, tmp_path):
-        self.compared(own, tmp_path / "cache")
-        stored = own.folder / "fp8.safetensors"
+    def test_replaced_file_is_fetched_again(self, own_server, expected_report, tmp_path):
+        self.compare(own_server, tmp_path / "cache")
+        stored = own_server.folder / "fp8.safetensors"
         before = stored.stat()
         content = bytearray(stored.read_bytes())
         content[-1] ^= 1
         stored.write_bytes(content)
         os.utime(stored, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-        report, _ = self.compared(own, tmp_path / "cache")
-        assert expected != report
+        report, _ = self.compare(own_server, tmp_path / "cache")
+        assert expected_report != report
 
-    def test_unwritable_cache_folder_is_an_error(self, own, tmp_path):
+    def test_unwritable_cache_folder_is_an_error(self, own_server, tmp_path):
         (tmp_path / "cache").write_text("a file")
         with pytest.raises(ResourceError, match=r"cache: .*; the cache cannot be written: free space, choose"):
-            self.compared(own, tmp_path / "cache")
+            self.compare(own_server, tmp_path / "cache")
 
 
 class TestResume:
@@ -214,7 +214,7 @@ class TestResume:
 
 class TestFaults:
     @pytest.mark.parametrize("seed", range(int(os.environ.get("CUTS", "5"))))
-    def test_connection_cut_anywhere_changes_no_digit(self, server, expected, folder, seed):
+    def test_connection_cut_anywhere_changes_no_digit(self, server, expected_report, folder, seed):
         chosen = random.Random(seed)
 
         def cut(handler, first, last):
@@ -235,11 +235,11 @@ class TestFaults:
 
         server.faults.append(cut)
         try:
-            assert expected == plain(compared(server))
+            assert expected_report == plain(compare(server))
         except ResourceError as error:
             assert "attempts failed" in str(error)  # noqa: PT017 - either is right, a wrong number never is
 
-    def test_bytes_from_another_place_are_requested_again(self, server, expected, folder):
+    def test_bytes_from_another_place_are_requested_again(self, server, expected_report, folder):
         answers = []
 
         def elsewhere(handler, first, last):
@@ -252,9 +252,9 @@ class TestFaults:
             return True
 
         server.faults.append(elsewhere)
-        assert expected == plain(compared(server))
+        assert expected_report == plain(compare(server))
 
-    def test_busy_servers_are_asked_again(self, server, expected):
+    def test_busy_servers_are_asked_again(self, server, expected_report):
         answers = []
 
         def busy(handler, first, last):
@@ -265,7 +265,7 @@ class TestFaults:
             return True
 
         server.faults.append(busy)
-        assert expected == plain(compared(server))
+        assert expected_report == plain(compare(server))
 
     def test_file_replaced_during_reading_is_an_error(self, server, folder):
         path = folder / "fp8.safetensors"
@@ -281,7 +281,7 @@ class TestFaults:
         server.faults.append(replace)
         try:
             with pytest.raises(CheckpointError, match="changed while being read"):
-                compared(server)
+                compare(server)
         finally:
             os.utime(path, ns=(before, before))
 
@@ -289,9 +289,9 @@ class TestFaults:
 class TestEvaluate:
     def test_evaluation_reads_weights_config_and_tokenizer_remotely(self, tmp_path):
         pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
-        original = saved("llama", tmp_path / "x")
+        original = save_model("llama", tmp_path / "x")
         with_words(original)
-        write(tmp_path / "y/model.safetensors", quantized_by(quantized_fp8, stored(original))[0])
+        write(tmp_path / "y/model.safetensors", quantized_by(quantized_fp8, load_tensors(original))[0])
         (tmp_path / "text.txt").write_text(" ".join(f"w{n % 90}" for n in range(200)))
         options = {"text": tmp_path / "text.txt", "context": 32, "chunks": 2}
         before = os.listdir(tempfile.gettempdir())
@@ -391,7 +391,7 @@ class TestWaits:
 class TestHub:
     """huggingface_hub itself talks to a stand-in for the hub."""
 
-    def test_model_is_read_at_the_commit_found_at_the_start(self, folder, expected, tmp_path):
+    def test_model_is_read_at_the_commit_found_at_the_start(self, folder, expected_report, tmp_path):
         pytest.importorskip("huggingface_hub", reason='pip install "quanterr[remote]"')
         with serving_hub(folder) as server:
             environment = {
@@ -410,7 +410,7 @@ class TestHub:
 
         assert Status.OK == done.returncode, done.stderr
         report = quanterr.read_report(tmp_path / "r.json")
-        assert expected == plain(report)
+        assert expected_report == plain(report)
         assert [server.commit] * 2 == [report.original.revision, report.quantized.revision]
         assert 4 == sum(path.endswith((".safetensors", ".index.json")) for path in requests)  # each file once
         assert {None} == private
@@ -459,9 +459,9 @@ class TestS3:
         for key, value in before.items():
             os.environ.pop(key) if value is None else os.environ.update({key: value})
 
-    def test_s3_folders_and_files_are_read(self, bucket, expected):
+    def test_s3_folders_and_files_are_read(self, bucket, expected_report):
         report = quanterr.compare("s3://models/original", "s3://models/quantized/fp8.safetensors", device="cpu")
-        assert expected == plain(report)
+        assert expected_report == plain(report)
 
     def test_missing_s3_file_proposes_existing_ones(self, bucket):
         with pytest.raises(CheckpointError, match=r"no such file; did you mean fp8\.safetensors"):

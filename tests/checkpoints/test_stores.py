@@ -75,7 +75,7 @@ def at(server, name="w", **given):
     return RemotePath(Http(server.url, **given), name)
 
 
-def once_known(path, n_ranges=1):
+def answer_known(path, n_ranges=1):
     """Return the version and a few ranges of it."""
     version = path.version()
     return version, [path.fetch(1000 * n, 1000 * n + 900, version) for n in range(n_ranges)]
@@ -94,17 +94,17 @@ class TestVersions:
         ((), TagKind.OTHER, None),
     )
 
-    @pytest.mark.parametrize(("stated", "kind", "condition"), KINDS)
-    def test_servers_get_a_condition_that_they_can_check(self, server, stated, kind, condition):
+    @pytest.mark.parametrize(("stated", "tag_kind", "condition"), KINDS)
+    def test_servers_get_a_condition_that_they_can_check(self, server, stated, tag_kind, condition):
         server.versions = stated
         conditions = []
         server.faults.append(lambda h, *_: conditions.append({k for k in h.headers if k.startswith("If-")}))
-        version, content = once_known(at(server))
+        version, content = answer_known(at(server))
 
-        assert (right(), len(BYTES), kind) == (content, version.size, version.kind)
+        assert (right(), len(BYTES), tag_kind) == (content, version.size, version.tag_kind)
         assert [set(), {condition} - {None}] == conditions
 
-    @pytest.mark.parametrize("stated", [stated for stated, kind, _ in KINDS if stated])
+    @pytest.mark.parametrize("stated", [stated for stated, tag_kind, _ in KINDS if stated])
     @pytest.mark.parametrize("holds", [True, False], ids=["refused", "sent"])
     def test_replaced_file_is_an_error(self, server, folder, stated, holds):
         server.versions = stated
@@ -141,7 +141,7 @@ class TestVersions:
 
     def test_etag_without_quotes_is_compared_by_the_reader_only(self, server):
         server.version = lambda path: {"ETag": "abc"}
-        assert (Version(len(BYTES), "abc", TagKind.WEAK), right()) == once_known(at(server))
+        assert (Version(len(BYTES), "abc", TagKind.WEAK), right()) == answer_known(at(server))
 
     @pytest.mark.parametrize("name", ["empty", "w"])
     def test_empty_file_is_read(self, server, name):
@@ -170,7 +170,7 @@ def cut(handler, path, first, last):
     handler.close_connection = True
 
 
-def compressed(handler, path, first, last):
+def answer_compressed(handler, path, first, last):
     body = gzip.compress(BYTES[first : last + 1])
     handler.begin(206, Content_Range=f"bytes {first}-{last}/{len(BYTES)}", Content_Encoding="gzip",
                   Content_Length=str(len(body)), **handler.server.version(path))  # fmt: skip
@@ -193,7 +193,7 @@ def elsewhere(handler, path, first, last):
     handler.send(path, first + 1, last + 1, len(BYTES))
 
 
-def elsewhere_than_stated(handler, path, first, last):
+def answer_elsewhere(handler, path, first, last):
     handler.send(path, first, last, len(BYTES), Content_Range=f"octets {first}-{last}/{len(BYTES)}")
 
 
@@ -211,14 +211,14 @@ class TestWrongAnswers:
             (lying(-5), "Content-Length is 895, of a range of 900 bytes"),
             (ignoring, "asked for bytes 0-899, was sent status 200"),
             (elsewhere, "asked for bytes 0-899, was sent bytes 1-900/102400"),
-            (elsewhere_than_stated, "asked for bytes 0-899, was sent octets"),
+            (answer_elsewhere, "asked for bytes 0-899, was sent octets"),
             (nonsense, "220 mail ready"),
         ],
     )
     def test_persistent_wrong_answers_are_an_error(self, server, answer, expected_message):
         server.faults.append(always(answer))
         with pytest.raises(ResourceError, match=rf"/w: 6 attempts failed, the last: .*({expected_message})"):
-            once_known(at(server))
+            answer_known(at(server))
 
     @pytest.mark.parametrize("answer", [cut, lying(5), lying(-5), ignoring, elsewhere, nonsense])
     def test_single_wrong_answer_changes_nothing(self, server, answer):
@@ -228,19 +228,19 @@ class TestWrongAnswers:
                 first != last and (fault := next(answers, None)) is not None and fault(h, first, last)
             )
         )
-        assert right(5) == once_known(at(server), 5)[1]
+        assert right(5) == answer_known(at(server), 5)[1]
 
     def test_encoded_answers_are_an_immediate_error(self, server):
-        server.faults.append(always(compressed))
+        server.faults.append(always(answer_compressed))
         with pytest.raises(CheckpointError, match=r"/w: the server encodes the file \(gzip\), although asked not to"):
-            once_known(at(server))
+            answer_known(at(server))
         assert 2 == len(server.requests)
 
     def test_range_answers_without_a_total_size_are_accepted(self, server):
         server.faults.append(
             always(lambda h, path, a, b: h.send(path, a, b, 0, Content_Range=f"bytes {a}-{b}/*") or True)
         )
-        assert right() == once_known(at(server))[1]
+        assert right() == answer_known(at(server))[1]
 
     def test_missing_size_at_the_start_is_an_error(self, server, folder):
         server.faults.append(lambda h, a, b: h.send(folder / "w", a, b, 0, Content_Range="bytes 0-0/*") or True)
@@ -258,19 +258,19 @@ class TestWrongAnswers:
             return True
 
         server.faults.append(old)
-        assert right(3) == once_known(at(server), 3)[1]
+        assert right(3) == answer_known(at(server), 3)[1]
         assert 4 == server.connections
 
     def test_chunked_answers_are_assembled(self, server, folder):
-        def chunked(handler, path, first, last):
+        def answer_in_chunks(handler, path, first, last):
             handler.begin(206, Content_Range=f"bytes {first}-{last}/{len(BYTES)}", Transfer_Encoding="chunked",
                           **server.version(path))  # fmt: skip
             for n in range(first, last + 1, 100):
                 handler.wfile.write(b"64\r\n" + BYTES[n : n + 100] + b"\r\n")
             handler.wfile.write(b"0\r\n\r\n")
 
-        server.faults.append(always(chunked))
-        assert right(3) == once_known(at(server), 3)[1]
+        server.faults.append(always(answer_in_chunks))
+        assert right(3) == answer_known(at(server), 3)[1]
         assert 1 == server.connections
 
 
@@ -284,7 +284,7 @@ class TestSlow:
         over = threading.Event()
         server.faults.append(always(lambda *_: over.wait(5)))
         with pytest.raises(ResourceError, match="the last: timed out"):
-            once_known(at(server))
+            answer_known(at(server))
         over.set()
 
     def test_trickling_server_is_given_up(self, server):
@@ -300,13 +300,13 @@ class TestSlow:
 
         server.faults.append(always(trickle))
         with pytest.raises(ResourceError, match=r"the last: \d+ bytes in 0 s"):
-            once_known(at(server))
+            answer_known(at(server))
         over.set()
 
 
 class TestConnections:
     def test_connections_are_used_again(self, server):
-        assert right(9) == once_known(at(server), 9)[1]
+        assert right(9) == answer_known(at(server), 9)[1]
         assert 1 == server.connections
 
     def test_connection_closed_by_the_server_does_not_count_as_an_attempt(self, server, monkeypatch):
@@ -317,7 +317,7 @@ class TestConnections:
             return False
 
         server.faults.append(leaving)
-        assert right(5) == once_known(at(server), 5)[1]
+        assert right(5) == answer_known(at(server), 5)[1]
         assert 6 == server.connections
 
     def test_connections_with_surplus_bytes_are_not_used_again(self, server, monkeypatch):
@@ -325,7 +325,7 @@ class TestConnections:
         server.faults.append(
             always(lambda h, path, a, b: [h.send(path, a, b, len(BYTES)), h.wfile.write(b"and more\r\n")])
         )
-        assert right(3) == once_known(at(server), 3)[1]
+        assert right(3) == answer_known(at(server), 3)[1]
 
     def test_idle_connections_are_limited(self, server, monkeypatch):
         monkeypatch.setattr(http_client, "MAX_IDLE_CONNECTIONS", 1)
@@ -342,20 +342,20 @@ class TestConnections:
 
 
 class TestRedirections:
-    def led(self, server, target):
+    def redirect(self, server, target):
         server.faults.append(lambda h, *_: "/old" in h.path and (h.refuse(302, Location=target) or True))
         shutil.copy(server.folder / "w", server.folder / "old")
         return at(server, "old", headers={"Authorization": "Bearer secret"})
 
     @pytest.mark.parametrize("target", ["w", "/w", "./w?X-Signature=ä b", "//127.0.0.1:{port}/w"])
     def test_relative_redirections_are_followed(self, server, target):
-        path = self.led(server, target.format(port=server.server_address[1]))
-        assert right(2) == once_known(path, 2)[1]
+        path = self.redirect(server, target.format(port=server.server_address[1]))
+        assert right(2) == answer_known(path, 2)[1]
         assert {"Bearer secret"} == {authorization for _, _, authorization in server.requests}
 
     def test_circular_redirection_is_an_error(self, server):
         with pytest.raises(CheckpointError, match=r"/old: more than 10 redirects"):
-            self.led(server, "old").version()
+            self.redirect(server, "old").version()
         assert 11 == len(server.requests)
 
     @pytest.mark.parametrize(
@@ -363,18 +363,18 @@ class TestRedirections:
     )
     def test_redirection_to_anything_but_http_is_an_error(self, server, target):
         with pytest.raises(CheckpointError, match=r"/old: redirects to .*, which is not an HTTP address") as error:
-            self.led(server, target).version()
+            self.redirect(server, target).version()
         assert "secret" not in str(error.value)
 
     def test_private_headers_are_not_sent_to_another_host(self, server, folder):
         with serving(folder) as other:
-            path = self.led(server, f"{other.url}/w")
-            assert right(2) == once_known(path, 2)[1]
+            path = self.redirect(server, f"{other.url}/w")
+            assert right(2) == answer_known(path, 2)[1]
             assert {None} == {authorization for _, _, authorization in other.requests}
         assert 1 == len(server.requests)
 
     @pytest.mark.parametrize(
-        ("own", "other", "may"),
+        ("host", "other", "may"),
         [
             ("https://a/x", "https://a/y", True),
             ("https://a/x", "https://a:443/y", True),
@@ -386,21 +386,21 @@ class TestRedirections:
             ("https://a/x", "https://a.b/y", False),
         ],
     )
-    def test_private_headers_stay_with_their_host(self, own, other, may):
-        assert may == may_know(own, other)
+    def test_private_headers_stay_with_their_host(self, host, other, may):
+        assert may == may_know(host, other)
 
 
 class TestSignedAddresses:
     """A hub redirects to another server, with addresses that expire."""
 
     def test_signed_address_is_requested_once(self, hub):
-        assert right(20) == once_known(at(hub), 20)[1]
+        assert right(20) == answer_known(at(hub), 20)[1]
         assert (1, 21) == (len(hub.requests), len(hub.files.requests))
         assert (1, 1) == (hub.connections, hub.files.connections)
 
     def test_signed_addresses_are_renewed_before_they_expire(self, hub, clock):
         path = at(hub)
-        version, _ = once_known(path)
+        version, _ = answer_known(path)
         clock.now += 0.89 * hub.files.lifetime
         path.fetch(0, 10, version)
         assert 1 == len(hub.requests)
@@ -470,7 +470,7 @@ class TestWaits:
     def test_waits_are_as_long_as_the_server_asks(self, headers, seconds):
         assert seconds == seconds_to_wait({"Date": "Tue, 14 Nov 2023 22:13:20 GMT"} | headers)
 
-    def test_waits_are_shared_and_reported_once(self, server, clock, logged):
+    def test_waits_are_shared_and_reported_once(self, server, clock, log):
         path = at(server)
         version = path.version()
         free_at, refused = clock.now + 300, []
@@ -485,24 +485,24 @@ class TestWaits:
             handler.refuse(429, RateLimit=f'"resolvers";r=0;t={int(left)}')
             return True
 
-        def after_all_were_refused(seconds):
+        def wait_for_all(seconds):
             if threading.get_ident() not in waits:
                 waits.add(threading.get_ident())
                 all_wait.wait(30)
             sleep(seconds)
 
-        waiting.time.sleep = after_all_were_refused
+        waiting.time.sleep = wait_for_all
         server.faults.append(busy)
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda n: path.fetch(n, n + 100, version), range(16)))
         assert [BYTES[n : n + 100] for n in range(16)] == answers
         assert 8 == len(refused)
-        (notice,) = logged
+        (notice,) = log
         assert notice.getMessage().startswith(f"{server.url[7:]}: HTTP 429: waits 30")
 
     def test_wait_for_another_host_delays_nobody(self, server, clock):
         waiting.handle_busy_host("another:80", 300, "HTTP 429")
-        once_known(at(server))
+        answer_known(at(server))
         assert 0 == clock.slept
 
     def test_overlong_wait_is_an_immediate_error(self, server):
@@ -572,7 +572,7 @@ class TestTls:
 
     def test_environment_chooses_the_certificates(self, server, path, certificate, monkeypatch):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert right(3) == once_known(path, 3)[1]
+        assert right(3) == answer_known(path, 3)[1]
         assert ["CONNECT models.invalid:443 Basic bWU6cGFzcw=="] == server.tunnels
 
     def test_untrusted_certificate_is_refused_immediately(self, server, path):
@@ -594,7 +594,7 @@ class TestProxies:
         seen = []
         server.faults.append(lambda h, *_: seen.append(h.headers["Proxy-Authorization"]))
         path = RemotePath(Http("http://models.invalid"), "w")
-        assert right(2) == once_known(path, 2)[1]
+        assert right(2) == answer_known(path, 2)[1]
         assert {"http://models.invalid/w"} == {path for path, _, _ in server.requests}
         assert {"Basic bWU6cGFzcw=="} == set(seen)
 
@@ -613,5 +613,5 @@ class TestProxies:
 
     def test_proxy_is_bypassed_where_the_environment_asks(self, server, monkeypatch):
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        once_known(at(server))
+        answer_known(at(server))
         assert {"/w"} == {path for path, _, _ in server.requests}

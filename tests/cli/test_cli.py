@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from support.forked import call, in_terminal
-from support.stored import original, pair, quantized, write
+from support.stored import original, pair, to_fp8, write
 
 import quanterr
 from quanterr.cli import completion
@@ -110,7 +110,7 @@ class TestTable:
 
     def test_map_is_drawn_only_in_a_terminal(self, tmp_path):
         x = {f"layers.{n}.mlp.weight": torch.randn(8, 8) for n in range(4)}
-        words = [write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", quantized(x))]
+        words = [write(tmp_path / "x.safetensors", x), write(tmp_path / "y.safetensors", to_fp8(x))]
 
         assert "SNR by block of layers" in in_terminal("compare", "-v", *words)
         assert "SNR by block" not in in_terminal("compare", "-v", *words, "--no-plot")
@@ -287,7 +287,7 @@ class TestStreams:
 class TestStatus:
     def test_uncompared_tensor_exits_with_4_or_with_0_if_allowed(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
-        less = {name: t for name, t in quantized(original()).items() if "norm" not in name}
+        less = {name: t for name, t in to_fp8(original()).items() if "norm" not in name}
         y = write(tmp_path / "y.safetensors", less)
 
         assert Status.INCONCLUSIVE == call("compare", x, y, "-q").returncode
@@ -313,7 +313,7 @@ class TestStatus:
 
     def test_nan_exits_with_4(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
-        spoilt = quantized(original())
+        spoilt = to_fp8(original())
         name = "model.layers.0.mlp.up_proj.weight"
         spoilt[name].view(torch.uint8)[0, 0] = 0x7F
         done = call("compare", x, write(tmp_path / "y.safetensors", spoilt))
@@ -323,7 +323,7 @@ class TestStatus:
 
     def test_wrong_scale_exits_with_4_and_names_the_factor(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
-        spoilt = quantized(original())
+        spoilt = to_fp8(original())
         spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 3
         done = call("compare", x, write(tmp_path / "y.safetensors", spoilt))
 
@@ -332,7 +332,7 @@ class TestStatus:
 
     def test_reason_names_the_layer_with_a_slightly_wrong_scale(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
-        spoilt = quantized(original())
+        spoilt = to_fp8(original())
         spoilt["model.layers.0.mlp.up_proj.weight_scale"] *= 1.6
         done = call("compare", "-v", x, write(tmp_path / "y.safetensors", spoilt))
         reason = next(line for line in done.stdout.splitlines() if line.startswith("error: "))

@@ -18,7 +18,7 @@ def original():
     return {NAME.format(n): numbers(32, 64, seed=n) for n in range(3)}
 
 
-def stored_by(recipe):
+def store_by(recipe):
     tensors = {}
     for name, weight in original().items():
         tensors[name], tensors[f"{name}_scale"] = recipe(weight)
@@ -30,9 +30,9 @@ def folder(tmp_path_factory):
     """An original, an FP8 and an INT8 candidate, and one that lacks a layer."""
     path = tmp_path_factory.mktemp("rank")
     store(path / "x.safetensors", original())
-    store(path / "fp8.safetensors", stored_by(quantized_fp8))
-    store(path / "int8.safetensors", stored_by(quantized_int8))
-    less = stored_by(quantized_fp8)
+    store(path / "fp8.safetensors", store_by(quantized_fp8))
+    store(path / "int8.safetensors", store_by(quantized_int8))
+    less = store_by(quantized_fp8)
     del less[NAME.format(1)], less[NAME.format(1) + "_scale"]
     store(path / "less.safetensors", less)
     return path
@@ -85,7 +85,7 @@ class TestTable:
     @pytest.mark.parametrize("columns", ["60", "80"])
     def test_table_is_narrow_enough_and_truncates_nothing(self, folder, tmp_path, columns):
         name = "a-candidate-with-a-rather-long-name-for-such-a-terminal"
-        store(tmp_path / f"{name}.safetensors", stored_by(quantized_fp8))
+        store(tmp_path / f"{name}.safetensors", store_by(quantized_fp8))
         out = rank(folder, "-v", tmp_path / f"{name}.safetensors", "int8", env={"COLUMNS": columns}).stdout
         tables = [line for line in out.splitlines() if line.startswith(("|", "+"))]
 
@@ -167,7 +167,7 @@ class TestOutputs:
         assert last.startswith("quanterr: inconclusive: Pareto-optimal in size and error: ")
 
     def test_ranking_is_not_written_into_a_candidate_folder(self, folder, tmp_path):
-        recipe = store(tmp_path / "recipe", stored_by(quantized_int8), config={})
+        recipe = store(tmp_path / "recipe", store_by(quantized_int8), config={})
 
         assert Status.USAGE == rank(folder, "fp8", recipe, "-q", "-o", recipe / "ranking.json").returncode
 
@@ -236,7 +236,7 @@ class TestImportance:
 
 
 @pytest.fixture(scope="module")
-def written(folder, tmp_path_factory):
+def files(folder, tmp_path_factory):
     to = tmp_path_factory.mktemp("out")
     suffixes = ("json", "jsonl", "csv", "html", "md", "xml")
     words = [word for suffix in suffixes for word in ("-o", to / f"r.{suffix}")]
@@ -246,43 +246,43 @@ def written(folder, tmp_path_factory):
 
 
 class TestEveryOutput:
-    def test_every_output_names_verdict_best_and_unranked_candidates(self, written):
-        for suffix, text in written.items():
+    def test_every_output_names_verdict_best_and_unranked_candidates(self, files):
+        for suffix, text in files.items():
             assert "inconclusive" in text, suffix
             assert "only in the original" in text, suffix
             assert "int8" in text, suffix
 
-    def test_csv_has_a_line_per_layer_and_candidate(self, written):
+    def test_csv_has_a_line_per_layer_and_candidate(self, files):
         import csv
 
-        rows = list(csv.DictReader(written["csv"].splitlines()))
+        rows = list(csv.DictReader(files["csv"].splitlines()))
 
         assert {"inconclusive"} == {row["quanterr_verdict"] for row in rows}
         assert 1 + 3 + 3 * 2 == len(rows)
         assert {"int8"} == {row["best"] for row in rows if row["list"] == "layers"}
 
-    def test_json_follows_its_schema(self, written):
+    def test_json_follows_its_schema(self, files):
         import jsonschema
 
-        jsonschema.validate(json.loads(written["json"]), json.loads(call("schema", "ranking").stdout))
+        jsonschema.validate(json.loads(files["json"]), json.loads(call("schema", "ranking").stdout))
 
-    def test_jsonl_starts_with_the_number_of_lines(self, written):
-        first, *layers = map(json.loads, written["jsonl"].splitlines())
+    def test_jsonl_starts_with_the_number_of_lines(self, files):
+        first, *layers = map(json.loads, files["jsonl"].splitlines())
 
         assert ("ranking", "quanterr.ranking", 3) == (first["record"], first["schema"], first["records"]["layer"])
         assert ["layer"] * 3 == [layer["record"] for layer in layers]
 
-    def test_junit_has_a_suite_for_each_candidate(self, written):
+    def test_junit_has_a_suite_for_each_candidate(self, files):
         from xml.etree import ElementTree
 
-        root = ElementTree.fromstring(written["xml"])
+        root = ElementTree.fromstring(files["xml"])
 
         assert ["int8", "fp8", "less"] == [suite.get("name") for suite in root]
         assert "1" == root.get("errors")
 
-    def test_markdown_is_a_replaceable_section(self, written):
-        assert written["md"].startswith("<!-- quanterr:begin -->\n## Quantized candidates")
-        assert written["md"].endswith("<!-- quanterr:end -->\n")
+    def test_markdown_is_a_replaceable_section(self, files):
+        assert files["md"].startswith("<!-- quanterr:begin -->\n## Quantized candidates")
+        assert files["md"].endswith("<!-- quanterr:end -->\n")
 
     def test_foreign_document_is_not_replaced(self, folder, tmp_path):
         """Every output recognizes its own kind and leaves foreign documents alone."""
@@ -304,7 +304,7 @@ class TestStatus:
         assert "inconclusive" == document["verdict"]
 
     def test_nan_exits_with_4(self, folder, tmp_path):
-        spoilt = stored_by(quantized_fp8)
+        spoilt = store_by(quantized_fp8)
         spoilt[NAME.format(0)].view(torch.uint8)[0, 0] = 0x7F
         done = rank(folder, "fp8", store(tmp_path / "nan.safetensors", spoilt))
 

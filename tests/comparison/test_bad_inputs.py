@@ -18,7 +18,7 @@ import torch
 from support.forked import command
 from support.gguf_stored import U8, U32, Stored, array, gguf, key, write_gguf
 from support.making import NEW_LIBRARY
-from support.stored import NOBODY, as_header, entry, original, pair, quantized, raw_header, shards, write, write_index
+from support.stored import NOBODY, as_header, entry, original, pair, raw_header, shards, to_fp8, write, write_index
 
 import quanterr
 from quanterr.checkpoints.gguf_file import ARRAY, TEXT
@@ -88,11 +88,11 @@ def tensors(x: dict[str, torch.Tensor], y: dict[str, torch.Tensor], *words: str)
     return make
 
 
-def changed(change: Callable[[dict[str, torch.Tensor]], Any], *words: str) -> Make:
+def make_changed(change: Callable[[dict[str, torch.Tensor]], Any], *words: str) -> Make:
     """Write a very small model and its FP8 version with this change."""
 
     def make(folder: Path) -> Iterable[Any]:
-        y = quantized(original())
+        y = to_fp8(original())
         change(y)
         return tensors(original(), y, *words)(folder)
 
@@ -107,27 +107,27 @@ def path(make: Callable[[Path], Any]) -> Make:
 def index(text: bytes) -> Make:
     """Write an index with this content."""
 
-    def made(folder: Path) -> Path:
+    def write_files(folder: Path) -> Path:
         (folder / "model.safetensors.index.json").write_bytes(text)
         return folder / "model.safetensors.index.json"
 
-    return path(made)
+    return path(write_files)
 
 
-def mapped(weight_map: Any) -> Make:
+def map_to(weight_map: Any) -> Make:
     """Write an index with this map, next to one shard with the tensor a."""
 
-    def made(folder: Path) -> Path:
+    def write_files(folder: Path) -> Path:
         write(folder / "1.safetensors", {"a": torch.ones(2, 2)})
         return write_index(folder, weight_map)
 
-    return path(made)
+    return path(write_files)
 
 
-def configured(config: bytes, size: int | None = None) -> Make:
+def configure(config: bytes, size: int | None = None) -> Make:
     """Write a quantized model next to this config.json."""
 
-    def made(folder: Path) -> Path:
+    def write_files(folder: Path) -> Path:
         (folder / "y").mkdir()
         os.rename(folder / "quantized.safetensors", folder / "y" / "model.safetensors")
         (folder / "y" / "config.json").write_bytes(config)
@@ -135,7 +135,7 @@ def configured(config: bytes, size: int | None = None) -> Make:
             os.truncate(folder / "y" / "config.json", size)
         return folder / "y"
 
-    return path(made)
+    return path(write_files)
 
 
 def whole(*words: str) -> Make:
@@ -210,7 +210,7 @@ def in_two_shards(folder: Path) -> Path:
     return shards(folder / "y", {"a": torch.zeros(1)}, {"a": torch.ones(1)}, index=False)
 
 
-def unlisted(folder: Path) -> Iterable[Any]:
+def write_unlisted(folder: Path) -> Iterable[Any]:
     x = {"a": torch.ones(2, 2), "b": torch.ones(2, 2)}
     y = shards(folder / "y", x)
     write_index(y, {"a": "model-00001-of-00001.safetensors"})
@@ -220,7 +220,7 @@ def unlisted(folder: Path) -> Iterable[Any]:
 def in_the_cache(folder: Path) -> Path:
     """Write an index and a shard as links to a folder of blobs, as in the Hugging Face cache."""
     blobs, snapshot = folder / "blobs", folder / "snapshots"
-    shards(blobs, quantized(original()))
+    shards(blobs, to_fp8(original()))
     snapshot.mkdir()
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(file)
@@ -303,7 +303,7 @@ def one(**fields: Any) -> bytes:
     return as_header({"w": entry() | fields})
 
 
-def written(field: str, value: str) -> bytes:
+def spell(field: str, value: str) -> bytes:
     """Return the same header with the field's value written literally."""
     return one(**{field: "HERE"}).replace(b'"HERE"', value.encode())
 
@@ -345,17 +345,17 @@ HEADERS = [
     Row(19, "a bomb of lists", st(b'{"w": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"), UNREADABLE, DEEP),
     Row(19, "a bomb of objects", st(b'{"w":' * 10**5 + b"1" + b"}" * 10**5), UNREADABLE, DEEP),
     Row(19, "nested 200 deep", st(b'{"w": ' + b"[" * 200 + b"]" * 200 + b"}"), UNREADABLE, "w: entry is not an obj"),
-    Row(20, "5,000 digits", st(written("data_offsets", f"[0, {'1' * 5_000}]")), UNREADABLE, "5000 digits; offsets an"),
-    Row(20, "an infinite offset", st(written("data_offsets", "[0, 1e999]")), UNREADABLE, OFFSETS),
-    Row(20, "an offset with a point", st(written("data_offsets", "[0, 4.0]")), UNREADABLE, OFFSETS),
-    Row(20, "NaN", st(written("data_offsets", "[0, NaN]")), UNREADABLE, "NaN is not JSON"),
+    Row(20, "5,000 digits", st(spell("data_offsets", f"[0, {'1' * 5_000}]")), UNREADABLE, "5000 digits; offsets an"),
+    Row(20, "an infinite offset", st(spell("data_offsets", "[0, 1e999]")), UNREADABLE, OFFSETS),
+    Row(20, "an offset with a point", st(spell("data_offsets", "[0, 4.0]")), UNREADABLE, OFFSETS),
+    Row(20, "NaN", st(spell("data_offsets", "[0, NaN]")), UNREADABLE, "NaN is not JSON"),
     Row(20, "a negative offset", st(one(data_offsets=[-4, 0])), UNREADABLE, OFFSETS),
     Row(20, "true as an offset", st(one(data_offsets=[True, 4])), UNREADABLE, OFFSETS),
     Row(20, "a text as an offset", st(one(data_offsets=["0", "4"])), UNREADABLE, OFFSETS),
     Row(20, "an offset of 2^63", st(one(data_offsets=[0, 2**63])), UNREADABLE, OFFSETS),
     Row(20, "three offsets", st(one(data_offsets=[0, 2, 4])), UNREADABLE, OFFSETS),
     Row(20, "no list of offsets", st(one(data_offsets=None)), UNREADABLE, OFFSETS),
-    Row(20, "a size with a point", st(written("shape", "[4.0]")), UNREADABLE, SHAPE),
+    Row(20, "a size with a point", st(spell("shape", "[4.0]")), UNREADABLE, SHAPE),
     Row(20, "a negative size", st(one(shape=[-4])), UNREADABLE, SHAPE),
     Row(20, "true as a size", st(one(shape=[True, 4])), UNREADABLE, SHAPE),
     Row(20, "a size of 2^63", st(one(shape=[2**63])), UNREADABLE, SHAPE),
@@ -363,8 +363,8 @@ HEADERS = [
     Row(21, "half a character", st(as_header({"\ud800": entry()})), UNREADABLE, r"name \ud800 is not valid Unicode"),
     Row(22, "a name twice", st(TWO.replace(b'"b"', b'"a"')), UNREADABLE, '"a" appears twice'),
     Row(22, "a name twice, once escaped", st(TWO.replace(b'"b"', rb'"\u0061"')), UNREADABLE, '"a" appears twice'),
-    Row(23, "a dtype twice", st(written("dtype", '"U8", "dtype": "I8"')), UNREADABLE, 'duplicate key "dtype"'),
-    Row(23, "a shape twice", st(written("shape", '[4], "shape": [2, 2]')), UNREADABLE, 'duplicate key "shape"'),
+    Row(23, "a dtype twice", st(spell("dtype", '"U8", "dtype": "I8"')), UNREADABLE, 'duplicate key "dtype"'),
+    Row(23, "a shape twice", st(spell("shape", '[4], "shape": [2, 2]')), UNREADABLE, 'duplicate key "shape"'),
     Row(23, "metadata twice", st(b'{"__metadata__": {"k": "1", "k": "2"}}'), UNREADABLE, '"k" appears twice'),
     Row(24, "an unknown field", st(one(strides=[1])), OK,
         ("quanterr: warning: ", 'y.safetensors: w: ignoring unknown field "strides"')),
@@ -419,25 +419,25 @@ HEADERS = [
 # Headers of GGUF
 
 
-def typed(name: str, kind: int, value: bytes = b"") -> bytes:
+def field(name: str, value_type: int, value: bytes = b"") -> bytes:
     """Return a key with a type and these bytes as its value."""
-    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", value_type) + value
 
 
-def counted(n_tensors: int, n_keys: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
+def counts(n_tensors: int, n_keys: int = 0, rest: bytes = b"", version: int = 3) -> bytes:
     """Return a header with these counts, followed by ``rest``."""
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys) + rest
 
 
-def shape_of(n: int, *sizes: int, kind: int = 0) -> bytes:
+def shape_of(n: int, *sizes: int, dtype: int = 0) -> bytes:
     """Return a file with one tensor of four numbers, whose header claims this."""
-    info = typed("a", n, b"".join(struct.pack("<Q", size) for size in sizes)) + struct.pack("<IQ", kind, 0)
-    return counted(1, 0, info + bytes(-(24 + len(info)) % 32) + bytes(32))
+    info = field("a", n, b"".join(struct.pack("<Q", size) for size in sizes)) + struct.pack("<IQ", dtype, 0)
+    return counts(1, 0, info + bytes(-(24 + len(info)) % 32) + bytes(32))
 
 
-def unknown_type(kind: int, *words: str) -> Make:
+def unknown_type(ggml_type: int, *words: str) -> Make:
     """Write intact tensors a and b, and c with a type unknown on both sides."""
-    return gg(gguf([A, Stored("c", kind, (8,), bytes(40)), B]), *words)
+    return gg(gguf([A, Stored("c", ggml_type, (8,), bytes(40)), B]), *words)
 
 
 def split(folder: Path) -> Path:
@@ -455,23 +455,23 @@ FILE = gguf([A, B])
 ALIGNED = "general.alignment"
 
 GGUF = [
-    Row(13, "no numbers", gg(counted(0)[:12]), UNREADABLE, "truncated in the header: the number of tensors should ha"),
-    Row(13, "a key beyond the file", gg(counted(0, 1, struct.pack("<Q", 999) + bytes(20))), UNREADABLE,
+    Row(13, "no numbers", gg(counts(0)[:12]), UNREADABLE, "truncated in the header: the number of tensors should ha"),
+    Row(13, "a key beyond the file", gg(counts(0, 1, struct.pack("<Q", 999) + bytes(20))), UNREADABLE,
         "truncated in the header: key number 0 should have 999 bytes"),
-    Row(13, "a text beyond the file", gg(gguf([], [typed("k", TEXT, struct.pack("<Q", 2**62))])), UNREADABLE,
+    Row(13, "a text beyond the file", gg(gguf([], [field("k", TEXT, struct.pack("<Q", 2**62))])), UNREADABLE,
         f"k should have {2**62} bytes"),
     Row(13, "an array beyond the file", gg(gguf([], [array("k", 6, [], 2**61)])), UNREADABLE, f"{2**63} bytes"),
-    Row(14, "version 1", gg(counted(0, version=1)), UNREADABLE, "GGUF version 1, which llama.cpp no longer reads"),
-    Row(14, "a newer version", gg(counted(0, version=4)), UNREADABLE, "GGUF version 4; quanterr reads 2 and 3"),
+    Row(14, "version 1", gg(counts(0, version=1)), UNREADABLE, "GGUF version 1, which llama.cpp no longer reads"),
+    Row(14, "a newer version", gg(counts(0, version=4)), UNREADABLE, "GGUF version 4; quanterr reads 2 and 3"),
     Row(14, "big endian", gg(b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(40)), UNREADABLE,
         "big endian GGUF, version 3; quanterr reads little endian files"),
-    Row(16, "a key that is no UTF-8", gg(counted(0, 1, struct.pack("<Q", 2) + b"\xff\xfe" + bytes(9))), UNREADABLE,
+    Row(16, "a key that is no UTF-8", gg(counts(0, 1, struct.pack("<Q", 2) + b"\xff\xfe" + bytes(9))), UNREADABLE,
         r"key number 0 is not valid UTF-8: b'\xff\xfe'"),
     Row(20, "an alignment of 48", gg(gguf([A], [key(ALIGNED, U32, 48)])), UNREADABLE, "48; it must be a power of two"),
-    Row(19, "nested arrays", gg(gguf([], [typed("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10**4)])), UNREADABLE,
+    Row(19, "nested arrays", gg(gguf([], [field("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10**4)])), UNREADABLE,
         "key k is an array of arrays"),
-    Row(20, "an unknown type of a key", gg(gguf([], [typed("k", 13, bytes(9))])), UNREADABLE, "the unknown type 13"),
-    Row(21, "a name that is no UTF-8", gg(counted(1, 0, struct.pack("<Q", 2) + b"\xff\xff" + bytes(30))), UNREADABLE,
+    Row(20, "an unknown type of a key", gg(gguf([], [field("k", 13, bytes(9))])), UNREADABLE, "the unknown type 13"),
+    Row(21, "a name that is no UTF-8", gg(counts(1, 0, struct.pack("<Q", 2) + b"\xff\xff" + bytes(30))), UNREADABLE,
         "name of tensor number 0 is not valid UTF-8"),
     Row(22, "a name twice", gg(gguf([A, A])), UNREADABLE, "tensor name a appears twice"),
     Row(23, "a key twice", gg(gguf([], [key("k", U8, 1), key("k", U8, 2)])), UNREADABLE, "key k appears twice"),
@@ -484,13 +484,13 @@ GGUF = [
         (f"another file begins at byte {len(FILE)}, after the last tensor", "llama-gguf-split --merge")),
     Row(34, "data cut off", gg(FILE[:-30]), UNREADABLE, ("truncated: 10 bytes missing", "first affected: b")),
     Row(34, "an offset beyond the file", gg(gguf([A, B._replace(offset=2**40)])), UNREADABLE, "is past the end"),
-    Row(35, "half a block", gg(shape_of(1, 48, kind=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
+    Row(35, "half a block", gg(shape_of(1, 48, dtype=2)), UNREADABLE, "a: rows of 48 elements are not whole blocks of"),
     Row(36, "a product of 2^64 + 4", gg(shape_of(4, 20, 5_581, 8_681 * 49_477, 384_773)), UNREADABLE, "is too large"),
     Row(37, "a huge size", gg(shape_of(2, 0, 2**41)), UNREADABLE, "a: dimension exceeds 2^40"),
     Row(38, "six dimensions", gg(shape_of(6, 1, 1, 1, 1, 1, 1)), UNREADABLE, "a: 6 dimensions; the limit is 5"),
-    Row(39, "2^64 - 1 tensors", gg(counted(2**64 - 1)), UNREADABLE, "tensors exceed the limit of 1000000"),
-    Row(39, "more tensors than fit", gg(counted(10**6, 0, bytes(100))), UNREADABLE, "no room for 1,000,000 tensors in"),
-    Row(39, "too many keys", gg(counted(0, 2**17 + 1)), UNREADABLE, "131073 keys exceed the limit of 131072"),
+    Row(39, "2^64 - 1 tensors", gg(counts(2**64 - 1)), UNREADABLE, "tensors exceed the limit of 1000000"),
+    Row(39, "more tensors than fit", gg(counts(10**6, 0, bytes(100))), UNREADABLE, "no room for 1,000,000 tensors in"),
+    Row(39, "too many keys", gg(counts(0, 2**17 + 1)), UNREADABLE, "131073 keys exceed the limit of 131072"),
     Row(46, "a very long name", gg(gguf([A, B, Stored("n" * 5_000)]), "-l", "a,b"), UNREADABLE,
         "nnn: name of 5000 characters; the limit is 4096"),
     Row(52, "a shard missing", path(split), UNREADABLE, "1 of 2 shards missing: y-00002-of-00002.gguf"),
@@ -522,7 +522,7 @@ ODD = as_header({"odd": entry("U8", (3,), (0, 3)), "w": entry("F64", (1, 2), (3,
 MASK = as_header({"w": entry("BOOL")})
 
 
-def misaligned(folder: Path) -> Iterable[Any]:
+def write_misaligned(folder: Path) -> Iterable[Any]:
     files = folder / "x.safetensors", folder / "y.safetensors"
     for file, last in zip(files, (-2.0, -1.0), strict=True):
         raw_header(file, ODD, b"123" + struct.pack("<2d", 1.5, last))
@@ -540,7 +540,7 @@ def twins(*names: str) -> Make:
 
 
 ACCEPTED = [
-    Row(41, "a tensor at an odd byte", misaligned, OK, "COMPARED (exit 0): "),
+    Row(41, "a tensor at an odd byte", write_misaligned, OK, "COMPARED (exit 0): "),
     Row(42, "masks of odd bytes, the same", masks(b"\0\1\2\xff", b"\0\1\2\xff"), OK, "identical"),
     Row(42, "masks of odd bytes that differ", masks(b"\0\1\1\xff", b"\0\1\2\xff"), INCONCLUSIVE, "integers, or codes"),
     Row(43, "no dimension", tensors({"w": torch.tensor(2.0)}, {"w": torch.tensor(1.5)}), OK,
@@ -614,13 +614,13 @@ CODE = (
 )
 
 BESIDE = [
-    *(Row(51, repr(name), mapped({"a": "1.safetensors", "b": name}), UNREADABLE, ("index: shard name ", NO_FILE_NAME))
+    *(Row(51, repr(name), map_to({"a": "1.safetensors", "b": name}), UNREADABLE, ("index: shard name ", NO_FILE_NAME))
       for name in NOT_PLAIN),
     Row(52, "shards missing", path(lambda folder: write_index(folder, {"a": "1.st", "b": "2.st", "c": "1.st"})),
         UNREADABLE, "2 of 2 shards missing: 1.st, 2.st"),
     Row(53, "not where the index says", path(stale_index), UNREADABLE, "index: b is not in 1.safetensors"),
     Row(54, "in two shards", path(in_two_shards), UNREADABLE, ("a is in ", " and in ")),
-    Row(54, "unlisted", unlisted, OK, ("quanterr: warning: ", "index does not list b; compared anyway")),
+    Row(54, "unlisted", write_unlisted, OK, ("quanterr: warning: ", "index does not list b; compared anyway")),
     Row(55, "a tensor twice", index(b'{"weight_map": {"a": "1.st", "a": "2.st"}}'), UNREADABLE, 'duplicate key "a"'),
     Row(55, "two maps", index(b'{"weight_map": {}, "weight_map": {}}'), UNREADABLE, 'duplicate key "weight_map"'),
     *(Row(55, text.decode(), index(text), UNREADABLE, 'index has no "weight_map"')
@@ -633,20 +633,20 @@ BESIDE = [
     Row(55, "huge", path(huge_index), UNREADABLE, f"index of {256 * 2**20 + 1} bytes; the limit is {256 * 2**20}"),
     Row(56, "links into blobs", path(in_the_cache), OK, "3 of 3 original tensors compared"),
     Row(57, "no config.json", whole(), OK, "3 of 3 original tensors compared"),
-    Row(58, "config.json is cut off", configured(b'{"quantization_config": {'), OK,
+    Row(58, "config.json is cut off", configure(b'{"quantization_config": {'), OK,
         ("quanterr: warning: ", "config.json: ignored: is not valid UTF-8 JSON at byte 25", "3 of 3 original")),
-    Row(58, "config.json is huge", configured(b"", 2**24 + 1), OK,
+    Row(58, "config.json is huge", configure(b"", 2**24 + 1), OK,
         ("quanterr: warning: ", "config.json: ignored: 16777217 bytes; the limit is 16777216")),
-    Row(58, "config.json holds NaN", configured(b'{"rope_theta": NaN, "x": Infinity}'), OK, "3 of 3 original"),
+    Row(58, "config.json holds NaN", configure(b'{"rope_theta": NaN, "x": Infinity}'), OK, "3 of 3 original"),
     Row(59, "config.json declares fp8, nothing is scaled",
-        lambda folder: (*configured(FP8_CONFIG)(folder)[:2],
+        lambda folder: (*configure(FP8_CONFIG)(folder)[:2],
                         write(folder / "y" / "model.safetensors",
                               {name: w.to(torch.float8_e4m3fn) if w.ndim == 2 else w for name, w in original().items()})
                         .parent),
         INCONCLUSIVE, "config.json declares quant_method fp8"),
-    Row(59, "config.json declares 4 bits, the codes have 8", configured(b'{"quantization_config": {"bits": 4}}'), OK,
+    Row(59, "config.json declares 4 bits, the codes have 8", configure(b'{"quantization_config": {"bits": 4}}'), OK,
         "config.json declares codes of 4 bits, but codes of 8 bits are stored for 2 weights: "),
-    Row(60, "code names in config.json", configured(CODE), OK, "3 of 3 original"),
+    Row(60, "code names in config.json", configure(CODE), OK, "3 of 3 original"),
 ]  # fmt: skip
 
 
@@ -658,13 +658,13 @@ ALL_CODES = torch.arange(512).to(torch.uint8).view(32, 16)  # each code twice
 
 
 def put(name: str, value: torch.Tensor) -> Make:
-    return changed(lambda y: y.update({name: value}))
+    return make_changed(lambda y: y.update({name: value}))
 
 
 def spoilt_original(folder: Path) -> Iterable[Any]:
     x = original()
     x[UP][3, 5] = float("inf")
-    return tensors(x, quantized(original()))(folder)
+    return tensors(x, to_fp8(original()))(folder)
 
 
 HIGGS = {name: ONES.clone() for name in ("w.scales", "w.tables", "w.tables2")}
@@ -680,7 +680,7 @@ def scale_of_unknown_dtype(folder: Path) -> Iterable[Any]:
 WEIGHTS = [
     Row(26, "an unknown dtype of a scale, not selected", scale_of_unknown_dtype, INCONCLUSIVE,
         ("2 of 3 original tensors compared", "quanterr: warning: ", f"{SCALE}: unknown dtype F33")),
-    Row(61, "no scale", changed(lambda y: y.pop(SCALE)), INCONCLUSIVE,
+    Row(61, "no scale", make_changed(lambda y: y.pop(SCALE)), INCONCLUSIVE,
         (UP, "another weight of this checkpoint has one (model.layers.0.self_attn.q_proj.weight_scale)")),
     Row(62, "a scale of another shape", put(SCALE, torch.ones(7)), INCONCLUSIVE, (SCALE, "[7]")),
     Row(63, "a scale that is NaN", put(SCALE, torch.tensor(float("nan"))), INCONCLUSIVE, "scales in"),
@@ -751,17 +751,17 @@ def thresholds(text: str) -> Make:
 def other_baseline(folder: Path) -> Iterable[Any]:
     """Write a report of another original."""
     x = {name: weight * 2 for name, weight in original().items()}
-    files = write(folder / "2x.safetensors", x), write(folder / "2y.safetensors", quantized(x))
+    files = write(folder / "2x.safetensors", x), write(folder / "2y.safetensors", to_fp8(x))
     (folder / "old.json").write_text(quanterr.compare(*files, device="cpu").to_json())
     return *whole()(folder), "--baseline", folder / "old.json", "--require", "delta(snr_db) >= -1"
 
 
 def edited_report(folder: Path) -> Iterable[Any]:
     text = quanterr.compare(*pair(folder), device="cpu").to_json()
-    return stored_report(text.replace('"verdict": "pass"', '"verdict": "good"'))(folder)
+    return gate_report(text.replace('"verdict": "pass"', '"verdict": "good"'))(folder)
 
 
-def stored_report(text: str, *words: str) -> Make:
+def gate_report(text: str, *words: str) -> Make:
     """Run ``quanterr gate`` on a report with this content."""
 
     def make(folder: Path) -> Iterable[Any]:
@@ -797,9 +797,9 @@ MACHINE = [
         't.toml:2: rule "x": no layer matches "x9"'),
     Row(76, "a baseline of another original", other_baseline, USAGE, "it has a different original"),
     Row(76, "an edited report", edited_report, UNREADABLE, "report.json: "),
-    Row(76, "a newer report", stored_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this version reads 1.x"),
-    Row(76, "a cut report", stored_report(HEAD), UNREADABLE, "report.json: is not valid UTF-8 JSON at byte"),
-    Row(76, "no report", stored_report("[]"), UNREADABLE, "not a report of quanterr"),
+    Row(76, "a newer report", gate_report(HEAD + '"2.0"}'), UNREADABLE, "report schema 2.0, this version reads 1.x"),
+    Row(76, "a cut report", gate_report(HEAD), UNREADABLE, "report.json: is not valid UTF-8 JSON at byte"),
+    Row(76, "no report", gate_report("[]"), UNREADABLE, "not a report of quanterr"),
 ]  # fmt: skip
 
 TABLE = [*PATHS, *IMPOSTORS, *HEADERS, *GGUF, *ACCEPTED, *MEANWHILE, *BESIDE, *WEIGHTS, *MACHINE]
@@ -863,7 +863,7 @@ def test_bad_input_replaces_the_earlier_report_by_its_error(tmp_path: Path, numb
 def test_inspect_and_rank_are_lenient_on_demand_too(tmp_path: Path) -> None:
     x, y = pair(tmp_path)
     y.write_bytes(y.read_bytes() + b"123")
-    z = write(tmp_path / "z.safetensors", quantized(original()))
+    z = write(tmp_path / "z.safetensors", to_fp8(original()))
     warning = f"quanterr: warning: {y}: 3 trailing bytes after the last tensor"
 
     for words in (("inspect", y), ("rank", x, y, z, "-q", "--device", "cpu")):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from support.forked import command, signalled, signalled_before
+from support.forked import command, signal_after, signalled_before
 from support.stored import pair, raw_header, write, write_index
 
 from quanterr.documents.reading import read_report
@@ -107,7 +107,7 @@ def after_goes(n, number):
 class TestSignals:
     """The work consists of eight weights, each measured in one go."""
 
-    def ended(self, files, path, before):
+    def run_until_signal(self, files, path, before):
         """Run where an earlier report exists, and return the status and the new report, which must be whole."""
         path.write_text(OLD)
         done = command("compare", *files, "--device", "cpu", "-q", "-o", path, before=before)
@@ -122,7 +122,7 @@ class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_signal_at_work_leaves_an_incomplete_report_that_passes_no_gate(self, large, tmp_path, number, goes):
         path = tmp_path / "report.json"
-        status, report = self.ended(large, path, after_goes(goes, number))
+        status, report = self.run_until_signal(large, path, after_goes(goes, number))
         judged = command("gate", path, "--require", "lossless >= 0", "--require", "snr_db >= -1000")
 
         assert (SIGNALLED[number], False) == (status, report.complete)
@@ -134,14 +134,14 @@ class TestSignals:
     def test_kill_at_work_leaves_the_earlier_report(self, large, tmp_path, goes):
         before = after_goes(goes, signal.SIGKILL)
 
-        assert (-signal.SIGKILL, None) == self.ended(large, tmp_path / "report.json", before)
+        assert (-signal.SIGKILL, None) == self.run_until_signal(large, tmp_path / "report.json", before)
 
     @pytest.mark.parametrize("number", SIGNALLED)
     def test_signal_at_any_moment_leaves_a_whole_report(self, large, tmp_path, number):
         moments = random.Random(0)
         for _ in range(4):
-            before = signalled(moments.uniform(0, 0.8), number)
-            status, _ = self.ended(large, tmp_path / "report.json", before)
+            before = signal_after(moments.uniform(0, 0.8), number)
+            status, _ = self.run_until_signal(large, tmp_path / "report.json", before)
 
             assert status in (Status.OK, SIGNALLED[number], -number)
 

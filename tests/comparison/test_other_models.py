@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, numbers, quantized_fp8, store
+from support.making import compare, numbers, quantized_fp8, store
 
 import quanterr
 
@@ -40,7 +40,7 @@ def in_fp8(x):
 
 
 def test_models_of_other_kinds_are_named(tmp_path):
-    report = compared(tmp_path, flux(), llama())
+    report = compare(tmp_path, flux(), llama())
 
     assert report.reasons[0].startswith("different models: FLUX.1, Chroma and a language model like llama")
     assert "prefix" not in report.reasons[0]
@@ -56,13 +56,13 @@ def test_declared_model_types_are_named(tmp_path):
 
 def test_models_of_unknown_kinds_are_told_apart_by_their_widths(tmp_path):
     other = {f"own.stage_{number}": w for number, w in enumerate(llama(width=80).values())}
-    report = compared(tmp_path, llama(), other)
+    report = compare(tmp_path, llama(), other)
 
     assert "norms and biases of the original have 64 elements, in 4 blocks; those of" in report.reasons[0]
 
 
 def test_prefixed_names_of_the_same_widths_are_not_another_model(tmp_path):
-    report = compared(tmp_path, llama(), {name.replace("model.", "own.x_"): w for name, w in llama().items()})
+    report = compare(tmp_path, llama(), {name.replace("model.", "own.x_"): w for name, w in llama().items()})
 
     assert "different models" not in " ".join(report.reasons)
 
@@ -73,7 +73,7 @@ def test_another_original_is_the_only_error(tmp_path, share):
     x, other = llama(), llama(seed=1)
     if share is not None:
         other = {name: w.float() + share * other[name].float().sub(other[name].float().mean()) for name, w in x.items()}
-    report = compared(tmp_path, x, in_fp8({name: w.bfloat16() for name, w in other.items()}))
+    report = compare(tmp_path, x, in_fp8({name: w.bfloat16() for name, w in other.items()}))
     findings = [finding for finding in report.findings if finding.severity != "info"]
 
     assert [("unquantized_changed", "error")] == [(finding.code, finding.severity) for finding in findings]
@@ -86,6 +86,6 @@ def test_damaged_weights_of_the_right_original_are_not_another_original(tmp_path
     x = llama()
     y = in_fp8(x)
     y |= {name: w.view(torch.uint8).flip(1).view(w.dtype) for name, w in y.items() if name.endswith("_proj.weight")}
-    report = compared(tmp_path, x, y)
+    report = compare(tmp_path, x, y)
 
     assert "another original" not in " ".join(finding.message for finding in report.findings)

@@ -42,12 +42,12 @@ def test_layers_are_chosen_as_in_a_comparison(tmp_path):
         quanterr.iterate_pairs(x, y, layers="atn")
 
 
-def test_tensors_left_out_are_counted_in_the_log(logged):
+def test_tensors_left_out_are_counted_in_the_log(log):
     stored = {"a.weight": numbers(4, 4), "b.weight": numbers(4, 4), "ids": torch.arange(4)}
     names = [pair.name for pair in quanterr.iterate_pairs(stored, {"a.weight": numbers(4, 4), "ids": torch.arange(4)})]
 
     assert ["a.weight"] == names
-    assert ["2 tensors left out; compare lists them"] == [record.getMessage() for record in logged]
+    assert ["2 tensors left out; compare lists them"] == [record.getMessage() for record in log]
 
 
 def test_tensor_that_changes_between_two_pairs_is_noticed():

@@ -28,7 +28,7 @@ def original():
     return {name: numbers(64, 128, seed=n) for n, name in enumerate((A, B, C))} | {NORM: numbers(128, seed=7)}
 
 
-def stored_by(recipe, tensors, names=(A, B, C)):
+def store_by(recipe, tensors, names=(A, B, C)):
     stored = dict(tensors)
     for name in names:
         stored[name], stored[f"{name}_scale"] = recipe(tensors[name])
@@ -64,9 +64,9 @@ def by_name(ranking):
 class TestOrder:
     def test_smallest_error_comes_first_in_any_given_order(self, rank):
         ranking = rank(
-            coarse=stored_by(coarse, original()),
-            fp8=stored_by(quantized_fp8, original()),
-            int8=stored_by(quantized_int8, original()),
+            coarse=store_by(coarse, original()),
+            fp8=store_by(quantized_fp8, original()),
+            int8=store_by(quantized_int8, original()),
         )
 
         assert ["int8", "fp8", "coarse"] == [c.name for c in ranking.candidates]
@@ -74,7 +74,7 @@ class TestOrder:
         assert ("pass", [A, B, C]) == (ranking.verdict, [layer.layer_name for layer in ranking.layers])
 
     def test_numbers_equal_compare_where_the_same_layers_differ(self, rank, tmp_path, x):
-        candidates = by_name(rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original())))
+        candidates = by_name(rank(fp8=store_by(quantized_fp8, original()), int8=store_by(quantized_int8, original())))
         report = quanterr.compare(x, tmp_path / "fp8.safetensors", device="cpu")
         n = 3 * 64 * 128
 
@@ -89,7 +89,7 @@ class TestOrder:
 
     def test_layer_left_alone_adds_no_error_but_stays_in_the_sum(self, rank):
         """If each candidate were pooled over its own layers, the one that quantizes only one of them would be last."""
-        ranking = rank(all=stored_by(quantized_fp8, original()), one=stored_by(quantized_fp8, original(), [A]))
+        ranking = rank(all=store_by(quantized_fp8, original()), one=store_by(quantized_fp8, original(), [A]))
         candidate, every = by_name(ranking)["one"], by_name(ranking)["all"]
 
         assert ([1, 2], ["all", "one"]) == ([candidate.rank, every.rank], ranking.front)
@@ -100,7 +100,7 @@ class TestOrder:
         assert abs(candidate.overall_snr_db - every.overall_snr_db) < 1
 
     def test_copy_has_neither_error_nor_snr(self, rank):
-        ranking = rank(copy=original(), fp8=stored_by(quantized_fp8, original()))
+        ranking = rank(copy=original(), fp8=store_by(quantized_fp8, original()))
         copy = by_name(ranking)["copy"]
 
         assert (1, 0.0, None, True) == (copy.rank, copy.squared_error, copy.snr_db, copy.on_front)
@@ -108,12 +108,12 @@ class TestOrder:
         assert {"copy"} == {layer.best for layer in ranking.layers}
 
     def test_equal_candidates_are_both_on_the_front(self, rank):
-        tensors = stored_by(quantized_fp8, original())
+        tensors = store_by(quantized_fp8, original())
 
         assert {"a", "b"} == set(rank(a=tensors, b=tensors).front)
 
     def test_changed_norms_do_not_count_as_weight_error(self, rank):
-        tensors = stored_by(quantized_fp8, original())
+        tensors = store_by(quantized_fp8, original())
         candidates = by_name(rank(a=tensors, b=tensors | {NORM: original()[NORM] * 1.001}))
 
         assert candidates["a"].squared_error == candidates["b"].squared_error
@@ -121,10 +121,10 @@ class TestOrder:
 
 class TestFront:
     def test_dominated_candidate_names_a_better_one(self, rank):
-        rows = stored_by(coarse, original())
+        rows = store_by(coarse, original())
         for name in (A, B, C):  # the same numbers in more bytes
             rows[f"{name}_scale"] = rows[f"{name}_scale"].expand(64, 1).contiguous()
-        ranking = rank(rows=rows, int8=stored_by(quantized_int8, original()), copy=original())
+        ranking = rank(rows=rows, int8=store_by(quantized_int8, original()), copy=original())
         behind = by_name(ranking)["rows"]
 
         assert (False, "int8") == (behind.on_front, behind.behind)
@@ -133,19 +133,19 @@ class TestFront:
 
 class TestInconclusive:
     @pytest.fixture
-    def found(self, rank):
-        broken = stored_by(quantized_int8, original())
+    def ranking(self, rank):
+        broken = store_by(quantized_int8, original())
         broken[f"{B}_scale"] = broken[f"{B}_scale"] * 3
-        return rank(broken=broken, fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
+        return rank(broken=broken, fp8=store_by(quantized_fp8, original()), coarse=store_by(coarse, original()))
 
-    def test_inconclusive_candidate_is_not_ranked_and_gives_its_reason(self, found):
-        broken = found.candidates[-1]
+    def test_inconclusive_candidate_is_not_ranked_and_gives_its_reason(self, ranking):
+        broken = ranking.candidates[-1]
 
         assert ("broken", "inconclusive", None, False) == (broken.name, broken.verdict, broken.rank, broken.on_front)
         assert None is broken.snr_db is broken.bytes is broken.squared_error
         assert "the scale is off by a factor of 3" in broken.not_ranked
-        assert "inconclusive" == found.verdict
-        assert found.reasons[0].startswith("broken: ")
+        assert "inconclusive" == ranking.verdict
+        assert ranking.reasons[0].startswith("broken: ")
 
     def test_candidate_with_vanishing_squares_is_inconclusive(self, rank, x):
         """Squared errors that underflow to 0 in float64 look like no error."""
@@ -154,14 +154,14 @@ class TestInconclusive:
 
         assert (1, None) == (candidates["good"].rank, candidates["bad"].rank)
 
-    def test_inconclusive_candidate_changes_nothing_for_the_others(self, found, rank):
-        alone = rank(fp8=stored_by(quantized_fp8, original()), coarse=stored_by(coarse, original()))
+    def test_inconclusive_candidate_changes_nothing_for_the_others(self, ranking, rank):
+        alone = rank(fp8=store_by(quantized_fp8, original()), coarse=store_by(coarse, original()))
 
-        assert alone.candidates == found.candidates[:2]
-        assert (alone.layers, alone.swaps, alone.front) == (found.layers, found.swaps, found.front)
+        assert alone.candidates == ranking.candidates[:2]
+        assert (alone.layers, alone.swaps, alone.front) == (ranking.layers, ranking.swaps, ranking.front)
 
     def test_inconclusive_candidates_alone_rank_nothing(self, rank):
-        less = stored_by(quantized_fp8, original())
+        less = store_by(quantized_fp8, original())
         del less[A], less[f"{A}_scale"]
         ranking = rank(a=less, b=less)
 
@@ -170,7 +170,7 @@ class TestInconclusive:
         assert "only in the original" in ranking.reasons[0]
 
     def test_candidate_without_a_finite_error_is_not_ranked(self, tmp_path, x):
-        paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
+        paths = [store(tmp_path / f"{n}.safetensors", store_by(quantized_fp8, original())) for n in range(2)]
         first, second = compare_each(x, paths, CompareOptions(device="cpu"))
         undefined = [replace(second.layers[0], error_norm=None), *second.layers[1:]]
         ranking = make_ranking(["a", "b"], [first, replace(second, layers=undefined)])
@@ -181,7 +181,7 @@ class TestInconclusive:
     def test_interrupted_candidates_are_all_inconclusive(self, tmp_path, x):
         stop = threading.Event()
         stop.set()
-        paths = [store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, original())) for n in range(2)]
+        paths = [store(tmp_path / f"{n}.safetensors", store_by(quantized_fp8, original())) for n in range(2)]
         ranking = quanterr.rank(x, paths, device="cpu", stop=stop)
 
         assert (False, "inconclusive", []) == (ranking.complete, ranking.verdict, ranking.front)
@@ -193,16 +193,16 @@ class TestLayers:
         names = [f"layers.{n}.mlp.up_proj.weight" for n in (0, 2, 10)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
         paths = [
-            store(tmp_path / f"{n}.safetensors", stored_by(quantized_fp8, x, [name])) for n, name in enumerate(names)
+            store(tmp_path / f"{n}.safetensors", store_by(quantized_fp8, x, [name])) for n, name in enumerate(names)
         ]
         ranking = quanterr.rank(store(tmp_path / "x.safetensors", x), paths[::-1], device="cpu")
 
         assert names == [layer.layer_name for layer in ranking.layers]
 
     def test_each_layer_has_its_best_candidate(self, rank):
-        half_good = stored_by(quantized_int8, original(), [A]) | stored_by(coarse, {B: original()[B]}, [B])
-        mixed = original() | half_good | stored_by(quantized_int8, {C: original()[C]}, [C])
-        ranking = rank(mixed=mixed, fp8=stored_by(quantized_fp8, original()))
+        half_good = store_by(quantized_int8, original(), [A]) | store_by(coarse, {B: original()[B]}, [B])
+        mixed = original() | half_good | store_by(quantized_int8, {C: original()[C]}, [C])
+        ranking = rank(mixed=mixed, fp8=store_by(quantized_fp8, original()))
 
         assert {A: "mixed", B: "fp8", C: "mixed"} == {layer.layer_name: layer.best for layer in ranking.layers}
         assert {"mixed": 2, "fp8": 1} == {c.name: c.best_layers for c in ranking.candidates}
@@ -211,9 +211,9 @@ class TestLayers:
 class TestSwaps:
     def test_swap_proposes_worse_layers_and_skips_negligible_gains(self, rank):
         x = original()
-        bad = stored_by(quantized_int8, x, [A, C]) | stored_by(coarse, {B: x[B]}, [B])
+        bad = store_by(quantized_int8, x, [A, C]) | store_by(coarse, {B: x[B]}, [B])
         # C stays unquantized, so the candidate is much larger.
-        ranking = rank(bad=bad, good=stored_by(quantized_int8, x, [A, B]))
+        ranking = rank(bad=bad, good=store_by(quantized_int8, x, [A, B]))
         (swaps,) = (swaps for swaps in ranking.swaps if swaps.candidate == "bad")
         (swap,) = swaps.layers
         candidate = by_name(ranking)["bad"]
@@ -228,7 +228,7 @@ class TestSwaps:
         )
 
     def test_swaps_state_their_cost_and_come_by_gain_per_byte(self, rank):
-        ranking = rank(coarse=stored_by(coarse, original()), copy=original())
+        ranking = rank(coarse=store_by(coarse, original()), copy=original())
         (swaps,) = ranking.swaps
         gains = [swap.squared_error_change / swap.bytes_change for swap in swaps.layers]
 
@@ -240,7 +240,7 @@ class TestSwaps:
     def test_swaps_include_all_layers_that_cost_nothing_and_few_others(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in range(15)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
-        int8, fp8 = (stored_by(recipe, x, names) for recipe in (quantized_int8, quantized_fp8))
+        int8, fp8 = (store_by(recipe, x, names) for recipe in (quantized_int8, quantized_fp8))
         early = {name for name in int8 if int(name.split(".")[1]) < 6}
         mixed = [int8 | {name: fp8[name] for name in early}, fp8 | {name: int8[name] for name in early}]
         paths = [store(tmp_path / f"{n}.safetensors", tensors) for n, tensors in enumerate(mixed)]
@@ -265,9 +265,9 @@ class TestSwaps:
         x[norm] = torch.ones(128).bfloat16()
         factors = torch.linspace(0.25, 4, 128)
         folded = {name: (w.float() * factors).bfloat16() if w.dim() > 1 else w for name, w in x.items()}
-        folded = stored_by(quantized_int8, folded, [name for name in x if name != norm])
+        folded = store_by(quantized_int8, folded, [name for name in x if name != norm])
         folded[norm] = (x[norm].float() / factors).bfloat16()
-        plain = stored_by(coarse, x, [name for name in x if name != norm])
+        plain = store_by(coarse, x, [name for name in x if name != norm])
         paths = [store(tmp_path / f"{name}.safetensors", t) for name, t in (("folded", folded), ("plain", plain))]
         ranking = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
 
@@ -280,10 +280,10 @@ class TestKept:
     def test_keeping_a_few_layers_of_the_best_is_proposed_without_asking(self, tmp_path):
         names = [f"layers.{n}.mlp.up_proj.weight" for n in range(24)]
         x = {name: numbers(64, 128, seed=n) for n, name in enumerate(names)}
-        bad = stored_by(quantized_int8, x, names[1:]) | stored_by(coarse, {names[0]: x[names[0]]}, names[:1])
+        bad = store_by(quantized_int8, x, names[1:]) | store_by(coarse, {names[0]: x[names[0]]}, names[:1])
         paths = [
             store(tmp_path / "bad.safetensors", bad),
-            store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, x, names)),
+            store(tmp_path / "fp8.safetensors", store_by(quantized_fp8, x, names)),
         ]
         ranking = quanterr.rank(store(tmp_path / "x.safetensors", x), paths, device="cpu")
         (kept,) = ranking.kept
@@ -296,7 +296,7 @@ class TestKept:
 
     def test_budget_applies_to_each_candidate(self, tmp_path, x):
         paths = [
-            store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
+            store(tmp_path / f"{name}.safetensors", store_by(recipe, original()))
             for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
         ]
         ranking = quanterr.rank(x, paths, device="cpu", keep_original=f"{2 * 64 * 128}")
@@ -312,7 +312,7 @@ class TestKept:
 
     def test_requested_gain_is_reached(self, tmp_path, x):
         paths = [
-            store(tmp_path / f"{name}.safetensors", stored_by(recipe, original()))
+            store(tmp_path / f"{name}.safetensors", store_by(recipe, original()))
             for name, recipe in (("int8", quantized_int8), ("coarse", coarse))
         ]
         ranking = quanterr.rank(x, paths, device="cpu", keep_original="3dB")
@@ -333,11 +333,11 @@ def sensitivity(path, **alphas):
 class TestSensitivity:
     def test_sensitivity_predicts_the_best_candidate(self, tmp_path, x):
         """The candidate with less error overall stores the most important layer worse."""
-        int8 = stored_by(quantized_int8, original())
+        int8 = store_by(quantized_int8, original())
         int8[B], int8[f"{B}_scale"] = coarse(original()[B])
         paths = [
             store(tmp_path / "int8.safetensors", int8),
-            store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original())),
+            store(tmp_path / "fp8.safetensors", store_by(quantized_fp8, original())),
         ]
         ranking = quanterr.rank(
             x, paths, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5, b=100.0, x=1)
@@ -353,7 +353,7 @@ class TestSensitivity:
         assert best.predicted_kld < other.predicted_kld
 
     def test_sensitivity_gives_each_layer_its_share_and_gates_may_ask_for_it(self, tmp_path, x):
-        y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        y = store(tmp_path / "fp8.safetensors", store_by(quantized_fp8, original()))
         report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", a=0.5))
         known = [layer for layer in report.layers if layer.predicted_kld is not None]
 
@@ -366,7 +366,7 @@ class TestSensitivity:
         assert quanterr.compare(x, y, device="cpu").aggregate.predicted_kld is None
 
     def test_sensitivity_from_another_model_is_inconclusive(self, tmp_path, x):
-        y = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        y = store(tmp_path / "fp8.safetensors", store_by(quantized_fp8, original()))
         report = quanterr.compare(x, y, device="cpu", sensitivity=sensitivity(tmp_path / "s.json", other=1.0))
 
         assert ("inconclusive", ["the sensitivity names none of the compared weights"]) == (
@@ -407,7 +407,7 @@ class TestNames:
 
 
 def test_json_is_strict_and_only_run_changes(rank):
-    candidates = {"copy": original(), "fp8": stored_by(quantized_fp8, original())}
+    candidates = {"copy": original(), "fp8": store_by(quantized_fp8, original())}
     documents = [json.loads(rank(**candidates).to_json(), parse_constant=pytest.fail) for _ in range(2)]
     for document in documents:
         document.pop("run")
@@ -417,15 +417,15 @@ def test_json_is_strict_and_only_run_changes(rank):
 
 
 def test_candidate_may_be_an_open_checkpoint(tmp_path, x):
-    y = store(tmp_path / "y.safetensors", stored_by(quantized_fp8, original()))
-    z = store(tmp_path / "z.safetensors", stored_by(quantized_int8, original()))
+    y = store(tmp_path / "y.safetensors", store_by(quantized_fp8, original()))
+    z = store(tmp_path / "z.safetensors", store_by(quantized_int8, original()))
     with quanterr.open_checkpoint(y) as checkpoint:
         assert ["z", "y"] == [c.name for c in quanterr.rank(x, [checkpoint, z], device="cpu").candidates]
 
 
 class TestConclusion:
     def test_conclusion_names_the_best_its_lead_and_its_price(self, rank):
-        ranking = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        ranking = rank(fp8=store_by(quantized_fp8, original()), int8=store_by(quantized_int8, original()))
         lead = ranking.candidates[0].snr_db - ranking.candidates[1].snr_db
 
         assert conclusion(ranking).startswith(f"int8 is best by its weights: {lead:.2f} dB more than fp8 ")
@@ -440,14 +440,14 @@ class TestConclusion:
         ],
     )
     def test_conclusion_compares_the_price_with_the_second(self, rank, sizes, words):
-        ranking = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        ranking = rank(fp8=store_by(quantized_fp8, original()), int8=store_by(quantized_int8, original()))
         for candidate, size in zip(ranking.candidates, sizes, strict=True):
             candidate.bytes = size
 
         assert conclusion(ranking).endswith(words)
 
     def test_conclusion_states_that_no_candidate_can_be_ranked(self, rank):
-        ranking = rank(fp8=stored_by(quantized_fp8, original()), int8=stored_by(quantized_int8, original()))
+        ranking = rank(fp8=store_by(quantized_fp8, original()), int8=store_by(quantized_int8, original()))
         for candidate in ranking.candidates:
             candidate.rank = None
 
@@ -458,7 +458,7 @@ class TestGivenNames:
     """Candidates in a dict are called as its keys."""
 
     def test_candidates_in_a_dict_have_its_names(self, x, tmp_path):
-        path = store(tmp_path / "fp8.safetensors", stored_by(quantized_fp8, original()))
+        path = store(tmp_path / "fp8.safetensors", store_by(quantized_fp8, original()))
         in_memory = {A: original()[A] + 0.01, B: original()[B], C: original()[C], NORM: original()[NORM]}
         ranking = quanterr.rank(x, {"of/mine": path, "theirs": in_memory}, against="int8_row", device="cpu")
 

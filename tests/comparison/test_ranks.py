@@ -16,11 +16,11 @@ import time
 
 import gguf
 import pytest
-from support.forked import call, signalled, signalled_before, together
+from support.forked import call, signal_after, signalled_before, together
 from support.gguf_stored import TEXT, Stored, key, write_gguf
 from support.making import legacy, numbers, store
 from support.simulated_device import UNKNOWN
-from support.small_models import ids, saved, with_words
+from support.small_models import ids, save_model, with_words
 from support.smoothed import FED, factors, int4, model
 
 from quanterr.errors import Status
@@ -113,7 +113,7 @@ class TestEvaluate:
     def words(cls, tmp_path_factory):
         pytest.importorskip("transformers", reason='pip install "quanterr[evaluate]"')
         folder = tmp_path_factory.mktemp("evaluate")
-        mixtral, bert, draft = (saved(name, folder / name) for name in ("mixtral", "bert", "llama"))
+        mixtral, bert, draft = (save_model(name, folder / name) for name in ("mixtral", "bert", "llama"))
         for model_folder in (mixtral, draft):
             with_words(model_folder)
         more = (
@@ -133,7 +133,7 @@ class TestEvaluate:
 
     @pytest.mark.parametrize(("name", "world"), [("mixtral", 4), ("bert", 3)])
     def test_evaluation_by_several_ranks_equals_one_process(self, words, tmp_path, name, world):
-        of_one_process, many = (self.evaluated(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
+        of_one_process, many = (self.evaluate(n, *words[name], cwd=tmp_path / str(n)) for n in (1, world))
         output_errors = [document.pop("output errors") for document in (of_one_process, many)]
         for evaluation in (of_one_process, many):
             del evaluation["checksum"]  # the checksum covers their digits
@@ -143,7 +143,7 @@ class TestEvaluate:
         assert pytest.approx(output_errors[0], rel=1e-9) == output_errors[1]
 
     @staticmethod
-    def evaluated(world, *words, cwd):
+    def evaluate(world, *words, cwd):
         """Return the output of rank 0, with output errors and by-products under the names of weights."""
         cwd.mkdir()
         done = run(world, "evaluate", *words, "--saliency-out", "s.json", "--importance-out", "i.gguf", cwd=cwd)
@@ -379,7 +379,7 @@ def test_dying_rank_ends_all_ranks(original, alone, tmp_path, moment):
     chosen = random.Random(moment)
     victim = chosen.randrange(3)
     befores = [start_within(5)] * 3  # later than any of these moments
-    befores[victim] += signalled(chosen.uniform(0.5, 1.5) if moment % 2 else chosen.uniform(0, 0.5))
+    befores[victim] += signal_after(chosen.uniform(0.5, 1.5) if moment % 2 else chosen.uniform(0, 0.5))
     words = ("sweep", original, *RECIPES, "-q", "-o", "s.json")
     started = time.monotonic()
     statuses = [rank.status for rank in meet([words] * 3, [tmp_path] * 3, befores)]

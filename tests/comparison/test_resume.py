@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.forked import call, signalled
+from support.forked import call, signal_after
 from support.making import numbers, quantized_fp8, store
 
 import quanterr
@@ -124,7 +124,7 @@ class TestReport:
         assert first == [plain(report) for report in compare_each(pair[0], candidates, options)]
 
 
-def replaced(path):
+def replace_file(path):
     """Replace a file by one of the same size and times, in which one scale is different."""
     raw, status = bytearray(path.read_bytes()), path.stat()
     raw[-1] ^= 1
@@ -136,10 +136,10 @@ def replaced(path):
 
 class TestRefused:
     def test_journal_is_refused_for_changed_content_whatever_the_times(self, pair, tmp_path, monkeypatch):
-        monkeypatch.setattr(CheckpointFile, "written", ())
+        monkeypatch.setattr(CheckpointFile, "timestamps", ())
         copies = [Path(shutil.copy(path, tmp_path)) for path in pair]
         journal_of(copies, tmp_path / "j")
-        replaced(copies[1])
+        replace_file(copies[1])
         with pytest.raises(UsageError, match=r"of another run.*files that have changed"):
             journal_of(copies, tmp_path / "j")
 
@@ -147,7 +147,7 @@ class TestRefused:
         ("change", "expected_message"),
         [
             (lambda x, y: os.utime(y, ns=(1, 1)), "files that have changed"),
-            (lambda x, y: replaced(y), "files that have changed"),
+            (lambda x, y: replace_file(y), "files that have changed"),
             (lambda x, y: shutil.copy2(shutil.move(y, y.with_suffix(".moved")), y) and None, "files that have changed"),
             (lambda x, y: {"layers": ["mlp"]}, "layers"),
             (lambda x, y: {"outlier_threshold": 0.5}, "outlier_threshold"),
@@ -200,7 +200,7 @@ def test_run_killed_at_random_moments_ends_with_the_same_report(tmp_path):
         if kills >= int(os.environ.get("MOMENTS", "3")):
             break
         more, started = ("--resume", tmp_path / f"journal{attempt}", "-o", tmp_path / "killed.json"), time.monotonic()
-        while status := call(*words, *more, before=signalled(moments.uniform(0.3, 1) * seconds)).returncode:
+        while status := call(*words, *more, before=signal_after(moments.uniform(0.3, 1) * seconds)).returncode:
             assert -signal.SIGKILL == status
             kills, started = kills + 1, time.monotonic()
         seconds = min(seconds, time.monotonic() - started)  # on a less busy machine, a run may end earlier

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 import torch
 from support.making import CPU, numbers, pair_of
-from support.stored import stored
+from support.stored import write_pair
 from support.tolerances import FEW
 
 import quanterr
@@ -32,7 +32,7 @@ def without_run(report):
 
 class TestDigits:
     def test_digits_do_not_depend_on_the_number_of_threads(self, tmp_path, monkeypatch):
-        files = stored(tmp_path, a=(700, 1000), b=(300, 4000), c=(8, 8))
+        files = write_pair(tmp_path, a=(700, 1000), b=(300, 4000), c=(8, 8))
         reports = []
         for threads in (1, 2, 5):
             monkeypatch.setattr(devices, "usable_cores", lambda threads=threads: threads)
@@ -42,7 +42,7 @@ class TestDigits:
 
     @pytest.mark.parametrize("size", [1000, 4096, 1 << 16])
     def test_chunk_size_changes_digits_by_rounding_only(self, tmp_path, monkeypatch, size):
-        files = stored(tmp_path, a=(700, 1000))
+        files = write_pair(tmp_path, a=(700, 1000))
         whole = quanterr.compare(*files, device="cpu").layers[0]
         monkeypatch.setattr(scheduler, "CPU_CHUNK", size)
         cut = quanterr.compare(*files, device="cpu").layers[0]
@@ -55,7 +55,7 @@ class TestDigits:
         assert [row.row for row in whole.worst_rows] == [row.row for row in cut.worst_rows]
 
     def test_digits_agree_with_measure(self, tmp_path):
-        x, y = stored(tmp_path, a=(70, 100))
+        x, y = write_pair(tmp_path, a=(70, 100))
         layer = quanterr.compare(x, y, device="cpu").layers[0]
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
             weights = pair(original, quantized, LayerSelection()).pairs[0]
@@ -73,9 +73,9 @@ class TestDigits:
 class TestMemory:
     @pytest.mark.slow
     def test_many_small_weights_take_little_memory(self, tmp_path):
-        def taken(n):
+        def measure(n):
             """Return the bytes that the report keeps, and the maximum that the comparison uses at once."""
-            files = stored(tmp_path, **{f"layers.{n}.mlp.experts.{i}.up_proj": (32, 128) for i in range(n)})
+            files = write_pair(tmp_path, **{f"layers.{n}.mlp.experts.{i}.up_proj": (32, 128) for i in range(n)})
             gc.collect()
             tracemalloc.start()
             try:
@@ -85,19 +85,19 @@ class TestMemory:
             finally:
                 tracemalloc.stop()
 
-        taken(10)  # fill caches that are made only once
-        few, many = taken(100), taken(300)
-        kept, most = ((b - a) / 200 for a, b in zip(few, many, strict=True))
+        measure(10)  # fill caches that are made only once
+        few, many = measure(100), measure(300)
+        kept, peak = ((b - a) / 200 for a, b in zip(few, many, strict=True))
 
         assert kept < 4400  # bytes that a report keeps for each weight
-        assert most < 8200
+        assert peak < 8200
 
     @pytest.mark.session
     @pytest.mark.parametrize("candidates", [1, 3])
     @pytest.mark.parametrize("shape", [(64, 4096), (512, 4096), (2, 1 << 19)])
     def test_reads_and_buffers_do_not_grow_with_a_weight(self, tmp_path, monkeypatch, shape, candidates):
         reads, workers = [], []
-        files = stored(tmp_path, a=shape)
+        files = write_pair(tmp_path, a=shape)
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 15)
         read = quanterr.checkpoints.CheckpointFile.read_into
         monkeypatch.setattr(
@@ -135,14 +135,14 @@ class TestMemory:
 
 class TestFaults:
     def test_file_changed_during_reading_is_an_error(self, tmp_path):
-        x, y = stored(tmp_path, a=(64, 64))
+        x, y = write_pair(tmp_path, a=(64, 64))
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
             os.utime(y, ns=(1, 1))
             with pytest.raises(CheckpointError, match="changed while being read"):
                 quanterr.compare(original, quantized)
 
     def test_file_shrinking_during_reading_is_an_error(self, tmp_path):
-        x, y = stored(tmp_path, a=(64, 64))
+        x, y = write_pair(tmp_path, a=(64, 64))
         with open_checkpoint(x) as original, open_checkpoint(y) as quantized:
             os.truncate(y, 100)
             with pytest.raises(CheckpointError, match=r"changed while being read \(size [0-9]+ → 100\)"):
@@ -151,20 +151,20 @@ class TestFaults:
     def test_stopping_early_gives_an_incomplete_report(self, tmp_path):
         stop = threading.Event()
         stop.set()
-        report = quanterr.compare(*stored(tmp_path, a=(64, 64)), stop=stop)
+        report = quanterr.compare(*write_pair(tmp_path, a=(64, 64)), stop=stop)
 
         assert (False, "inconclusive") == (report.complete, report.verdict)
         assert report.quantized.tensors == sum(size.tensors for size in report.coverage.quantized.values())
 
     def test_caller_event_is_only_read(self, tmp_path):
         stop = threading.Event()
-        quanterr.compare(*stored(tmp_path, a=(64, 64)), stop=stop)
+        quanterr.compare(*write_pair(tmp_path, a=(64, 64)), stop=stop)
 
         assert not stop.is_set()
 
     def test_torch_keeps_its_number_of_threads(self, tmp_path):
         before = torch.get_num_threads()
-        quanterr.compare(*stored(tmp_path, a=(64, 64)))
+        quanterr.compare(*write_pair(tmp_path, a=(64, 64)))
 
         assert before == torch.get_num_threads()
 
@@ -175,7 +175,7 @@ class TestFaults:
         monkeypatch.setattr(Worker, "sum_chunks", fail)
 
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try device cpu"):
-            quanterr.compare(*stored(tmp_path, a=(64, 64)))
+            quanterr.compare(*write_pair(tmp_path, a=(64, 64)))
 
 
 DEVICE = torch.device("cpu", 0)  # stands for a device with too little memory; the CPU is the fallback
@@ -185,9 +185,9 @@ class TestRoom:
     """A device is short of memory: chunks of 2^14 elements are halved down to 2^12, and to 2^11 on the CPU."""
 
     @pytest.fixture
-    def tried(self, monkeypatch):
+    def chunks(self, monkeypatch):
         """(device, elements) of each chunk that was computed or found too large."""
-        monkeypatch.setattr(scheduler, "LEAST_DEVICE_CHUNK", 1 << 12)
+        monkeypatch.setattr(scheduler, "MIN_DEVICE_CHUNK", 1 << 12)
         monkeypatch.setattr(scheduler, "CPU_CHUNK", 1 << 11)
         return []
 
@@ -195,13 +195,13 @@ class TestRoom:
         """Return the sums of a weight where chunks larger than ``largest`` do not fit, and the run."""
         work, done = getattr(Worker, method), []
 
-        def limited(worker, *arguments):
+        def limit_chunks(worker, *arguments):
             tried.append((worker.device, worker.size))
             if worker.device == DEVICE and worker.size > largest:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return work(worker, *arguments)
 
-        monkeypatch.setattr(Worker, method, limited)
+        monkeypatch.setattr(Worker, method, limit_chunks)
         with open_checkpoint(files[0]) as x, open_checkpoint(files[1]) as y:
             tasks = group_by_original([pair(x, y, LayerSelection()).pairs])
             run = Scheduler(tasks, DEVICE, lambda _, d: done.append(d), 0.01, threading.Event(), may_move)
@@ -216,15 +216,15 @@ class TestRoom:
         [(1 << 14, [14]), (1 << 13, [14, 13]), (1 << 12, [14, 13, 12]), (0, [14, 13, 12, 11])],
     )
     def test_chunks_are_halved_until_the_cpu_takes_over(
-        self, tmp_path, monkeypatch, tried, shape, method, largest, sizes
+        self, tmp_path, monkeypatch, chunks, shape, method, largest, sizes
     ):
-        files = stored(tmp_path, a=shape)
+        files = write_pair(tmp_path, a=shape)
         with pytest.MonkeyPatch.context() as patch:
             whole, _ = self.run(files, [], patch, 1 << 14)
-        sums, run = self.run(files, tried, monkeypatch, largest, may_move=True, method=method)
+        sums, run = self.run(files, chunks, monkeypatch, largest, may_move=True, method=method)
 
-        assert [1 << size for size in sizes] == list(dict.fromkeys(size for _, size in tried))
-        assert (sizes[-1] == 11) == (CPU in [device for device, _ in tried])
+        assert [1 << size for size in sizes] == list(dict.fromkeys(size for _, size in chunks))
+        assert (sizes[-1] == 11) == (CPU in [device for device, _ in chunks])
         assert ("a.weight" if sizes[-1] == 11 else "") == run.moved_at
         assert math.isclose(as_float(whole.e_sq), as_float(sums.e_sq), rel_tol=FEW)
         assert math.isclose(as_float(whole.x_sq), as_float(sums.x_sq), rel_tol=FEW)
@@ -232,18 +232,18 @@ class TestRoom:
         assert whole.worst == sums.worst or shape[0] == 2  # pieces of a row have their extremes in other places
         assert run.progress.done_bytes == run.progress.total_bytes
 
-    def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, tried):
+    def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, tmp_path, monkeypatch, chunks):
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try --device cpu") as raised:
-            self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 0)
+            self.run(write_pair(tmp_path, a=(70, 1000)), chunks, monkeypatch, 0)
 
         assert 5 == raised.value.status
-        assert [1 << 14, 1 << 13, 1 << 12] == [size for _, size in tried]
+        assert [1 << 14, 1 << 13, 1 << 12] == [size for _, size in chunks]
 
-    def test_memory_is_released_before_another_try(self, tmp_path, monkeypatch, tried):
+    def test_memory_is_released_before_another_try(self, tmp_path, monkeypatch, chunks):
         held = []
         start_over = Worker.start_over
         monkeypatch.setattr(Worker, "start_over", lambda self, *to: start_over(self, *to) or held.append(self.nbytes))
-        self.run(stored(tmp_path, a=(70, 1000)), tried, monkeypatch, 1 << 12, method="finish")
+        self.run(write_pair(tmp_path, a=(70, 1000)), chunks, monkeypatch, 1 << 12, method="finish")
 
         assert [0, 0, 0] == held  # at the beginning, and twice for lack of room
 
@@ -251,7 +251,7 @@ class TestRoom:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
     def test_cpu_goes_on_where_cuda_memory_runs_out(self, tmp_path, monkeypatch):
         monkeypatch.setattr(devices, "usable_cores", lambda: 1)  # so that auto takes the GPU
-        files = stored(tmp_path, a=(3000, 4096), b=(2000, 4096))
+        files = write_pair(tmp_path, a=(3000, 4096), b=(2000, 4096))
         expected = quanterr.compare(*files, device="cpu")
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1e-5)
@@ -287,7 +287,7 @@ class TestDevices:
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
     def test_cuda_agrees_with_the_cpu(self, tmp_path):
-        files = stored(tmp_path, a=(700, 1000), b=(300, 4000))
+        files = write_pair(tmp_path, a=(700, 1000), b=(300, 4000))
         reports = [quanterr.compare(*files, device=device) for device in ("cpu", "cuda")]
 
         for x, y in zip(reports[0].layers, reports[1].layers, strict=True):

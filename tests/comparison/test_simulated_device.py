@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.simulated_device import NAME, UNKNOWN, make_empty, register, simulated
+from support.simulated_device import NAME, UNKNOWN, make_empty, register, simulate
 from support.simulated_streams import Event, HazardError, Stream, choose, current
 
 pytestmark = UNKNOWN
@@ -12,11 +12,11 @@ pytestmark = UNKNOWN
 def there():
     """The simulated device."""
     register()
-    with simulated():
+    with simulate():
         yield torch.device(NAME, 0)
 
 
-def pinned(n):
+def pin(n):
     return make_empty(n, pin_memory=True).zero_()
 
 
@@ -65,7 +65,7 @@ class TestPlaces:
         mix(torch.arange(4.0, device=there), torch.arange(4.0))
 
     def test_two_devices_do_not_mix(self):
-        with simulated(count=2):
+        with simulate(count=2):
             x, y = (torch.ones(2, device=f"{NAME}:{number}") for number in (0, 1))
             with pytest.raises(RuntimeError, match="of tensors on"):
                 x + y
@@ -97,13 +97,13 @@ class TestCudaLacks:
             torch.add(x, 1, out=torch.empty(3, device=there))
 
     def test_dtypes_named_by_the_test_are_missing(self):
-        with simulated(lacks=[torch.float64]), pytest.raises(TypeError, match="does not support"):
+        with simulate(lacks=[torch.float64]), pytest.raises(TypeError, match="does not support"):
             torch.ones(2, device=NAME).double()
 
 
 class TestMemory:
     def test_memory_runs_out_at_a_byte(self):
-        with simulated(limit=64) as device:
+        with simulate(limit=64) as device:
             x = torch.zeros(16, device=NAME)
             with pytest.raises(torch.OutOfMemoryError):
                 torch.zeros(1, dtype=torch.uint8, device=NAME)
@@ -119,7 +119,7 @@ class TestOrder:
     """The order of copies and streams."""
 
     def test_buffer_filled_again_before_its_copy_is_an_error(self, there):
-        host, x = pinned(4), torch.zeros(4, device=there)
+        host, x = pin(4), torch.zeros(4, device=there)
         x.copy_(host, non_blocking=True)
         host += 1
 
@@ -127,7 +127,7 @@ class TestOrder:
             (x + 1).tolist()
 
     def test_order_is_kept_by_an_event(self, there):
-        host, x, copied = pinned(4), torch.zeros(4, device=there), Event(there)
+        host, x, copied = pin(4), torch.zeros(4, device=there), Event(there)
         x.copy_(host, non_blocking=True)
         copied.record()
         copied.synchronize()
@@ -136,7 +136,7 @@ class TestOrder:
         assert [0, 0, 0, 0] == x.tolist()
 
     def test_earlier_event_does_not_keep_the_order(self, there):
-        host, x, copied = pinned(4), torch.zeros(4, device=there), Event(there)
+        host, x, copied = pin(4), torch.zeros(4, device=there), Event(there)
         copied.record()
         x.copy_(host, non_blocking=True)
         copied.synchronize()
@@ -149,7 +149,7 @@ class TestOrder:
         "copy", [lambda x, host: x.copy_(host), lambda x, host: x.copy_(host.clone(), non_blocking=True)]
     )
     def test_blocking_or_unpinned_copy_keeps_the_order(self, there, copy):
-        host, x = pinned(4), torch.zeros(4, device=there)
+        host, x = pin(4), torch.zeros(4, device=there)
         copy(x, host)
         host += 1
 
@@ -183,7 +183,7 @@ class TestOrder:
 
     def test_buffer_filled_before_a_copy_on_another_stream_is_an_error(self, there):
         """The stream that waits for the copy is done, and so is the copy."""
-        host, x, copied, copies = pinned(4), torch.zeros(4, device=there), Event(there), Stream(there)
+        host, x, copied, copies = pin(4), torch.zeros(4, device=there), Event(there), Stream(there)
         current(0).synchronize()
         computing = current(0)
         choose(copies)

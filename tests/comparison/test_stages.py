@@ -9,7 +9,7 @@ from quanterr.comparison.assembly import ReportBuilder
 
 def test_no_file_is_read_while_the_report_is_assembled(tmp_path, monkeypatch):
     x = stored.original()
-    y = stored.quantized(x)
+    y = stored.to_fp8(x)
     y["model.layers.0.mlp.up_proj.weight_scale"] *= 2  # weights are read again to find this factor,
     y["model.layers.0.input_layernorm.weight"] = x["model.layers.0.input_layernorm.weight"].roll(1)  # this order
     y["model.layers.0.self_attn.q_proj.input_scale"] = torch.tensor(-1.0)  # and this sign

@@ -25,7 +25,7 @@ def original():
     return tensors | {WILD: wild.bfloat16()}
 
 
-def stored_by(recipe, tensors):
+def store_by(recipe, tensors):
     stored_tensors = {}
     for name, weight in tensors.items():
         stored_tensors[name], stored_tensors[f"{name}_scale"] = recipe(weight)
@@ -36,7 +36,7 @@ def stored_by(recipe, tensors):
 def files(tmp_path):
     """An original and three candidates: FP8, INT8 and a BF16 copy of half of it."""
     x = original()
-    made = [stored_by(quantized_fp8, x), stored_by(quantized_int8, x), x | {"small": x["small"] * 1.5}]
+    made = [store_by(quantized_fp8, x), store_by(quantized_int8, x), x | {"small": x["small"] * 1.5}]
     return store(tmp_path / "x.safetensors", x), [
         store(tmp_path / f"{n}.safetensors", tensors) for n, tensors in enumerate(made)
     ]
@@ -105,7 +105,7 @@ class TestPass:
 
     def test_incomplete_candidate_does_not_affect_the_others(self, files, tmp_path):
         x, candidates = files
-        less = stored_by(quantized_fp8, {name: t for name, t in original().items() if name != "small"})
+        less = store_by(quantized_fp8, {name: t for name, t in original().items() if name != "small"})
         partial = store(tmp_path / "partial.safetensors", less)
         reports = compare_each(x, [partial, candidates[0]], CompareOptions(device="cpu"))
 

@@ -14,7 +14,7 @@ def group(targets, **weights):
     }
 
 
-def compressed(ignore=(), **groups):
+def declare(ignore=(), **groups):
     return {"quant_method": "compressed-tensors", "ignore": list(ignore), "config_groups": groups}
 
 
@@ -35,11 +35,11 @@ class TestExclusions:
     @pytest.mark.parametrize(
         ("config", "module", "entry"),
         [
-            (compressed([Q], a=group(["Linear"])), Q, Q),
-            (compressed(["re:.*q_proj$"], a=group(["Linear"])), Q, "re:.*q_proj$"),
-            (compressed([QKV], a=group(["Linear"])), K, QKV),
-            (compressed(["re:visual.*"], a=group(["Linear"])), "model.visual.blocks.0.mlp.up_proj", "re:visual.*"),
-            (compressed([Q], a=group(["Linear"])), Q.replace("model.", "language_model.model."), Q),
+            (declare([Q], a=group(["Linear"])), Q, Q),
+            (declare(["re:.*q_proj$"], a=group(["Linear"])), Q, "re:.*q_proj$"),
+            (declare([QKV], a=group(["Linear"])), K, QKV),
+            (declare(["re:visual.*"], a=group(["Linear"])), "model.visual.blocks.0.mlp.up_proj", "re:visual.*"),
+            (declare([Q], a=group(["Linear"])), Q.replace("model.", "language_model.model."), Q),
             (GPTQ | {"dynamic": {"-:.*self_attn.*": {}}}, Q, "-:.*self_attn.*"),
             (AWQ | {"modules_to_not_convert": ["self_attn"]}, Q, "self_attn"),
             (AWQ | {"modules_to_not_convert": ["q_pro"]}, Q, "q_pro"),
@@ -65,9 +65,9 @@ class TestExclusions:
     @pytest.mark.parametrize(
         ("config", "module"),
         [
-            (compressed(["q_proj"], a=group(["Linear"])), Q),  # compressed-tensors compares whole names
-            (compressed(["Q_PROJ", "re:.*Q_PROJ"], a=group(["Linear"])), Q),
-            (compressed(["model.layers.1.mlp"], a=group(["Linear"])), UP),
+            (declare(["q_proj"], a=group(["Linear"])), Q),  # compressed-tensors compares whole names
+            (declare(["Q_PROJ", "re:.*Q_PROJ"], a=group(["Linear"])), Q),
+            (declare(["model.layers.1.mlp"], a=group(["Linear"])), UP),
             (GPTQ | {"dynamic": {"-:self_attn": {}}}, Q),  # GPTQModel matches expressions from the start of a name
             (QUARK | {"exclude": ["self_attn"]}, Q),
             (MODELOPT | {"exclude_modules": ["layers.0*"]}, "model.visual.layers.0"),
@@ -84,8 +84,8 @@ class TestSchemes:
     @pytest.mark.parametrize(
         ("config", "module", "expected"),
         [
-            (compressed(a=group(["re:.*q_proj"]), b=group(["Linear"], num_bits=8)), Q, ("config_groups.a", 4, 128)),
-            (compressed(a=group(["Linear"]), b=group([UP], num_bits=8)), UP, ("config_groups.b", 8, 128)),
+            (declare(a=group(["re:.*q_proj"]), b=group(["Linear"], num_bits=8)), Q, ("config_groups.a", 4, 128)),
+            (declare(a=group(["Linear"]), b=group([UP], num_bits=8)), UP, ("config_groups.b", 8, 128)),
             (GPTQ | {"dynamic": {r"+:.*up_proj": {"bits": 8, "group_size": 32}}}, UP, ("dynamic", 8, 32)),
             (GPTQ | {"dynamic": {r".*up_proj": {"bits": 8}}}, UP, ("dynamic", 8, 128)),
             (AUTO_ROUND | {"extra_config": {UP: {"bits": 8}}}, UP, ("extra_config", 8, 128)),
@@ -108,23 +108,23 @@ class TestSchemes:
         assert scheme.is_quantized
 
     def test_module_that_no_target_names_has_no_scheme(self):
-        assert Declarations(compressed(a=group(["re:.*q_proj"]))).of(UP) is None
+        assert Declarations(declare(a=group(["re:.*q_proj"]))).of(UP) is None
 
     def test_first_of_two_groups_that_claim_all_layers_wins(self):
-        declared = Declarations(compressed(a=group(["Linear"]), b=group(["Linear"], num_bits=8)))
+        declared = Declarations(declare(a=group(["Linear"]), b=group(["Linear"], num_bits=8)))
 
         assert ("config_groups.a", 4) == declared.of(UP)[0:4:3]
         assert ["config_groups.a", "config_groups.b"] == declared.find_rivals(UP)
 
     def test_group_that_names_its_layers_has_no_rival_in_a_class(self):
-        declared = Declarations(compressed(a=group(["Linear"]), b=group(["re:.*up_proj"], num_bits=8)))
+        declared = Declarations(declare(a=group(["Linear"]), b=group(["re:.*up_proj"], num_bits=8)))
 
         assert ["config_groups.b"] == declared.find_rivals(UP)
 
 
 class TestEntries:
     def test_entries_that_name_nothing_are_found(self):
-        declared = Declarations(compressed(a=group(["re:.*upp_proj", "re:.*q_proj"]), b=group(["re:.*k_proj"])))
+        declared = Declarations(declare(a=group(["re:.*upp_proj", "re:.*q_proj"]), b=group(["re:.*k_proj"])))
         names = [f"{Q}.weight", f"{UP}.weight"]
         a, b = (f"config_groups.{name}.targets" for name in "ab")
 
@@ -137,10 +137,10 @@ class TestEntries:
 
     @pytest.mark.parametrize("pattern", ["re:(a*)*b", "re:[", "re:" + 513 * "a", "re:" + 9 * ".*a"])
     def test_expression_that_cannot_be_matched_safely_is_named(self, pattern):
-        declared = Declarations(compressed([pattern], a=group(["Linear"])))
+        declared = Declarations(declare([pattern], a=group(["Linear"])))
 
         assert declared.of(Q).is_quantized
-        assert [("ignore", pattern)] == declared.refused
+        assert [("ignore", pattern)] == declared.refusals
 
     def test_unknown_key_that_names_modules_is_found(self):
         declared = Declarations(GPTQ | {"keep_these": [Q], "damp_percent": 0.01, "meta": {"a.b": 1}})

@@ -14,8 +14,8 @@ MIXED = [name for name, file in FILES.items() if file["other_bits"]]
 EXCLUDED, LEFT = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 
 
-def declared(name, kind):
-    return Declarations(*find_quantization_config(FILES[name]["declared"][kind]))
+def declare(name, case):
+    return Declarations(*find_quantization_config(FILES[name]["declared"][case]))
 
 
 def is_quantized(declarations, module):
@@ -28,7 +28,7 @@ def is_quantized(declarations, module):
 
 @pytest.mark.parametrize("name", FILES)
 def test_declared_modules_are_those_that_the_program_quantized(name):
-    declarations, file = declared(name, "right"), FILES[name]
+    declarations, file = declare(name, "right"), FILES[name]
     expected = {module: module not in file["left"] for module in file["modules"]}
     quantized = {module: is_quantized(declarations, module) for module in file["modules"]}
     if declarations.program.leaves_head:
@@ -43,19 +43,19 @@ def test_declared_modules_are_those_that_the_program_quantized(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_module_that_another_run_left_out_is_excluded(name):
-    assert is_quantized(declared(name, "excluded_but_quantized"), EXCLUDED) in (False, None)
-    assert is_quantized(declared(name, "right"), EXCLUDED)
+    assert is_quantized(declare(name, "excluded_but_quantized"), EXCLUDED) in (False, None)
+    assert is_quantized(declare(name, "right"), EXCLUDED)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_module_that_another_run_quantized_is_declared(name):
-    assert is_quantized(declared(name, "declared_but_not"), LEFT)
+    assert is_quantized(declare(name, "declared_but_not"), LEFT)
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_other_bits_of_one_module_are_resolved(name):
     (module,) = FILES[name]["other_bits"]
-    right, alike = (declared(name, kind) for kind in ("right", "other_bits_undeclared"))
+    right, alike = (declare(name, case) for case in ("right", "other_bits_undeclared"))
 
     resolved, others = (
         [(scheme.number, scheme.bits) for scheme in map(declarations.of, (module, EXCLUDED))]

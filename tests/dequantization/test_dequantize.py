@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import smoothed
-from support.forked import call, signalled
+from support.forked import call, signal_after
 from support.golden_files import GOLDEN, agree, values_of
 from support.golden_files import NUMBERS as CASES
 from support.making import numbers, quantized_fp8, quantized_int8
@@ -313,7 +313,7 @@ class TestInterrupted:
         started = time.monotonic()
         assert Status.OK == call(*words, "whole", cwd=tmp_path).returncode
         took = time.monotonic() - started
-        ended = [call(*words, "out", cwd=tmp_path, before=signalled(took * (0.1 + 0.1 * n))) for n in range(8)]
+        ended = [call(*words, "out", cwd=tmp_path, before=signal_after(took * (0.1 + 0.1 * n))) for n in range(8)]
         call(*words, "out", cwd=tmp_path) if not (tmp_path / "out").exists() else None
 
         assert -signal.SIGKILL in {command.returncode for command in ended}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from support import sample_documents
 from support.forked import call
 from support.making import store
-from support.reports import finding, made, row
+from support.reports import finding, make, row
 from support.stored import pair
 
 import quanterr
@@ -42,66 +42,66 @@ def of(old, new, **more):
 
 class TestLayers:
     def test_largest_change_comes_first(self):
-        old = made({"a": 30.0, "b": 30.0, "c": 30.0, "d": 30.0, "e": 30.0})
-        difference = of(old, made({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
+        old = make({"a": 30.0, "b": 30.0, "c": 30.0, "d": 30.0, "e": 30.0})
+        difference = of(old, make({"a": 29.0, "b": 20.0, "c": 30.0, "d": 31.0, "e": 33.0}))
 
         assert [("b", -10.0), ("a", -1.0)] == [(item.layer, item.change_db) for item in difference.worse]
         assert [("e", 3.0), ("d", 1.0)] == [(item.layer, item.change_db) for item in difference.better]
         assert 1 == difference.unchanged
 
     def test_rounding_on_another_device_counts_as_unchanged(self):
-        difference = of(made({"a": 30.0, "b": 30.0}), made({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
+        difference = of(make({"a": 30.0, "b": 30.0}), make({"a": 30.0 + SAME_DB / 2, "b": 30.0 + 2 * SAME_DB}))
 
         assert (1, ["b"]) == (difference.unchanged, [item.layer for item in difference.better])
 
     def test_new_and_missing_layers_are_named(self):
-        difference = of(made({"a": 30.0, "b": 30.0}), made({"b": 30.0, "c": 30.0}))
+        difference = of(make({"a": 30.0, "b": 30.0}), make({"b": 30.0, "c": 30.0}))
 
         assert (["c"], ["a"]) == (difference.added, difference.gone)
 
     @pytest.mark.parametrize(
         ("new", "reason"),
         [
-            (made({"a": None}), "its SNR is undefined"),
-            (made(missing=["a"]), "not compared: has no counterpart"),
-            (made({"a": 99.0}, findings=[finding("a")]), "broken"),
-            (made(rows=[row("a", 99.0, finite=False)]), "has elements that are NaN or infinite"),
-            (made({"a": -inf}), "its SNR is minus infinity: the original is all zeros"),
+            (make({"a": None}), "its SNR is undefined"),
+            (make(missing=["a"]), "not compared: has no counterpart"),
+            (make({"a": 99.0}, findings=[finding("a")]), "broken"),
+            (make(rows=[row("a", 99.0, finite=False)]), "has elements that are NaN or infinite"),
+            (make({"a": -inf}), "its SNR is minus infinity: the original is all zeros"),
         ],
     )
     def test_layers_that_lost_their_number_are_worse_and_come_first(self, new, reason):
-        new.layers.extend(made({"b": 1.0}).layers)
-        worse, better = of(made({"a": 30.0, "b": 30.0}), new), of(new, made({"a": 30.0, "b": 30.0}))
+        new.layers.extend(make({"b": 1.0}).layers)
+        worse, better = of(make({"a": 30.0, "b": 30.0}), new), of(new, make({"a": 30.0, "b": 30.0}))
 
         assert [("a", reason), ("b", None)] == [(item.layer, item.reason) for item in worse.worse]
         assert ["a", "b"] == [item.layer for item in better.better]
 
     def test_layers_that_became_identical_are_better(self):
-        same, differs = made(lossless=["a"]), made({"a": 90.0})
+        same, differs = make(lossless=["a"]), make({"a": 90.0})
 
         assert ["is identical to the original"] == [item.reason for item in of(differs, same).better]
         assert ["was identical to the original"] == [item.reason for item in of(same, differs).worse]
         assert 1 == of(same, same).unchanged
 
     def test_layers_without_a_number_in_either_report_are_undefined(self):
-        assert ["a"] == of(made({"a": None}), made(missing=["a"])).undefined
+        assert ["a"] == of(make({"a": None}), make(missing=["a"])).undefined
 
     def test_layers_with_another_format_are_named(self):
-        difference = of(made({"a": 30.0}), made(rows=[row("a", 20.0, format="nvfp4")]))
+        difference = of(make({"a": 30.0}), make(rows=[row("a", 20.0, format="nvfp4")]))
 
         assert [("a", "fp8_tensor", "nvfp4")] == [
             (c.layer, c.old_format, c.new_format) for c in difference.format_changes
         ]
 
     def test_norms_and_biases_are_included(self):
-        assert ["n"] == [item.layer for item in of(made(other={"n": 9.0}), made(other={"n": 3.0})).worse]
+        assert ["n"] == [item.layer for item in of(make(other={"n": 9.0}), make(other={"n": 3.0})).worse]
 
 
 SIDE = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([None, 10.0, 20.0, inf, -inf, "same", "missing"]))
 
 
 def from_side(side):
-    return made(
+    return make(
         {name: snr for name, snr in side.items() if not isinstance(snr, str)},
         lossless=[name for name, snr in side.items() if snr == "same"],
         missing=[name for name, snr in side.items() if snr == "missing"],
@@ -132,7 +132,7 @@ def test_reversed_diff_is_the_opposite(old, new):
 
 
 class TestComparability:
-    NEW = made({"a": 30.0})
+    NEW = make({"a": 30.0})
 
     @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0)], ids=["negated", "rolled"])
     def test_originals_with_equal_norms_but_other_values_do_not_compare(self, tmp_path, change):
@@ -149,12 +149,12 @@ class TestComparability:
     @pytest.mark.parametrize(
         "old",
         [
-            made({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
-            made({"a": 30.0}, selection={"patterns": ["attn"]}),
-            made({"a": 30.0}, settings={"outlier_threshold": 0.5}),
-            made({"a": 30.0}, settings={"metrics_version": 2}),
-            made(rows=[row("a", 30.0, original_norm=2.0)]),
-            made(lossless=["a"], lossless_norm=2.0),
+            make({"a": 30.0}, original={"tensors": 9, "bytes": 300}),
+            make({"a": 30.0}, selection={"patterns": ["attn"]}),
+            make({"a": 30.0}, settings={"outlier_threshold": 0.5}),
+            make({"a": 30.0}, settings={"metrics_version": 2}),
+            make(rows=[row("a", 30.0, original_norm=2.0)]),
+            make(lossless=["a"], lossless_norm=2.0),
         ],
         ids=[
             "another model",
@@ -174,12 +174,12 @@ class TestComparability:
         assert difference.view(10).conclusion.startswith("not comparable: it ")
 
     def test_layer_that_is_no_longer_finite_does_not_change_the_original(self):
-        difference = of(made(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
+        difference = of(make(rows=[row("a", None, original_norm=0.9, finite=False)]), self.NEW)
 
         assert (None, ["a"]) == (difference.difference, [item.layer for item in difference.better])
 
     def test_report_elsewhere_is_comparable(self):
-        assert of(made({"a": 30.0}), self.NEW).difference is None
+        assert of(make({"a": 30.0}), self.NEW).difference is None
 
 
 def lines_of(difference, top):
@@ -190,8 +190,8 @@ def lines_of(difference, top):
 
 class TestView:
     def test_view_shows_verdicts_size_and_the_requested_number_of_layers(self):
-        old = made({f"layer{n}": 30.0 for n in range(5)})
-        new = made({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
+        old = make({f"layer{n}": 30.0 for n in range(5)})
+        new = make({f"layer{n}": 20.0 for n in range(5)}, quantized={"bytes": 75}, verdict="fail")
         view = of(old, new).view(top=2)
         totals, worse = (part for section in view.sections if TERMINAL in section.media for part in section.parts)
 
@@ -206,34 +206,34 @@ class TestView:
         assert 3 == worse.more
 
     def test_small_change_is_never_shown_as_zero(self):
-        shown = "\n".join(lines_of(of(made({"a": 30.0}), made({"a": 30.0 - 2e-6})), 1))
+        shown = "\n".join(lines_of(of(make({"a": 30.0}), make({"a": 30.0 - 2e-6})), 1))
 
         assert "-2e-06" in shown
 
     def test_layers_that_became_identical_come_last(self):
-        difference = of(made({"a": 30.0, "b": 30.0}), made({"b": 31.0}, lossless=["a"]))
+        difference = of(make({"a": 30.0, "b": 30.0}), make({"b": 31.0}, lossless=["a"]))
 
         assert ["b", "a"] == [item.layer for item in difference.better]
 
     def test_view_escapes_names_for_terminal_and_ci(self):
         names = ["::error::x", "a\x1b[31m\nb", "\u202ex", "c"]
-        old = made(dict.fromkeys(names[:3], 30.0) | {"gone\x07": 1.0})
-        lines = lines_of(of(old, made(dict.fromkeys(names, 20.0))), 10)
+        old = make(dict.fromkeys(names[:3], 30.0) | {"gone\x07": 1.0})
+        lines = lines_of(of(old, make(dict.fromkeys(names, 20.0))), 10)
 
         assert all(line.isprintable() for line in lines)
         assert not [line for line in lines if line.lstrip().startswith("::")]
 
-    @pytest.mark.parametrize("kind", ["report", *sample_documents.KINDS_WITH_SAMPLES])
-    def test_every_output_states_the_changes(self, kind):
-        difference = getattr(sample_documents, f"{kind}_diff")()
+    @pytest.mark.parametrize("document_kind", ["report", *sample_documents.KINDS_WITH_SAMPLES])
+    def test_every_output_states_the_changes(self, document_kind):
+        difference = getattr(sample_documents, f"{document_kind}_diff")()
         outputs = {output.name: io.StringIO() for output in DIFF_OUTPUTS}
         for output in DIFF_OUTPUTS:
             output.write(difference, outputs[output.name])
         fields = json.loads(outputs["json"].getvalue())
-        changed = fields if kind == "report" else fields["candidates"][0]
+        changed = fields if document_kind == "report" else fields["candidates"][0]
         layer = (changed["worse"] + changed["better"])[0]["layer"]
 
-        assert f"quanterr.{kind}_diff".replace("report_", "") == fields["schema"]
+        assert f"quanterr.{document_kind}_diff".replace("report_", "") == fields["schema"]
         for name in ("csv", "html", "md"):
             assert layer in outputs[name].getvalue().replace("<wbr>", ""), name
         assert format_prose(difference.view(0).conclusion) in outputs["md"].getvalue()
@@ -303,11 +303,14 @@ def test_negligible_size_change_has_no_minus_sign():
 
 
 def test_every_kind_of_document_has_a_schema_and_a_row_of_changes():
-    kinds = [*(kind.name.lower() for kind in KINDS.values()), "origin"]  # a statement, which has no diffs
+    kinds = [
+        *(document_kind.name.lower() for document_kind in KINDS.values()),
+        "origin",
+    ]  # a statement, which has no diffs
 
     assert kinds == list(get_args(get_args(get_type_hints(schema, include_extras=True)["kind"])[0]))
-    for name, kind in KINDS.items():
-        assert f"quanterr.{kind.name.lower()}" == name
-        if kind.name != "Report":  # whose diffs are another kind of document
-            assert kind.values.CHANGES.item in kind.values.VOCABULARY.items.values()
-            assert import_module(f"quanterr.views.{kind.name.lower()}.view").ITEM_WORDS.columns
+    for name, document_kind in KINDS.items():
+        assert f"quanterr.{document_kind.name.lower()}" == name
+        if document_kind.name != "Report":  # whose diffs are another kind of document
+            assert document_kind.values.CHANGES.item in document_kind.values.VOCABULARY.items.values()
+            assert import_module(f"quanterr.views.{document_kind.name.lower()}.view").ITEM_WORDS.columns

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
-from support.stored import original, pair, quantized, write
+from support.stored import original, pair, to_fp8, write
 
 import quanterr
 from quanterr.documents import checksum
@@ -47,7 +47,7 @@ def text(report):
 def lacking(tmp_path_factory):
     """The text of a report with an item in each of its lists."""
     x = original() | {"gone": torch.ones(2, 2), "same": torch.ones(2, 2)}
-    y = quantized(original()) | {"same": torch.ones(2, 2)}
+    y = to_fp8(original()) | {"same": torch.ones(2, 2)}
     y["model.layers.0.input_layernorm.weight"] = 1.2 * y["model.layers.0.input_layernorm.weight"]
     folder = tmp_path_factory.mktemp("lacking")
     made = quanterr.compare(write(folder / "x.safetensors", x), write(folder / "y.safetensors", y), device="cpu")
@@ -55,18 +55,18 @@ def lacking(tmp_path_factory):
 
 
 @pytest.fixture
-def stored(text, tmp_path):
+def path(text, tmp_path):
     path = tmp_path / "report.json"
     path.write_text(text)
     return path
 
 
-def test_reading_gives_the_written_report(report, stored, text):
-    assert text == read_report(stored).to_json()
+def test_reading_gives_the_written_report(report, path, text):
+    assert text == read_report(path).to_json()
 
 
-def test_layers_for_rules_have_only_the_fields_that_rules_need(report, stored):
-    metrics = read_metrics(stored)
+def test_layers_for_rules_have_only_the_fields_that_rules_need(report, path):
+    metrics = read_metrics(path)
     row, whole = metrics.layers[0], report.layers[0]
 
     assert {name: getattr(whole, name) for name in row.__struct_fields__} == asdict(row)
@@ -76,48 +76,48 @@ def test_layers_for_rules_have_only_the_fields_that_rules_need(report, stored):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_reformatted_report_reads_the_same(stored, text, indent):
-    before = read_metrics(stored)
-    stored.write_text(json.dumps(json.loads(text), indent=indent))
+def test_reformatted_report_reads_the_same(path, text, indent):
+    before = read_metrics(path)
+    path.write_text(json.dumps(json.loads(text), indent=indent))
 
-    assert before == read_metrics(stored)
-    assert text == read_report(stored).to_json()
+    assert before == read_metrics(path)
+    assert text == read_report(path).to_json()
 
 
-def test_wrong_type_in_a_layer_is_an_error_with_its_place(report, stored):
+def test_wrong_type_in_a_layer_is_an_error_with_its_place(report, path):
     layers = [*report.layers[:-1], replace(report.layers[-1], snr_db="thirty")]
-    stored.write_text(replace(report, layers=layers).to_json())
+    path.write_text(replace(report, layers=layers).to_json())
 
     with pytest.raises(ReportError, match=rf"layers\[{len(layers) - 1}\]\.snr_db: .*found a text"):
-        read_metrics(stored)
+        read_metrics(path)
 
 
-def test_lines_cut_in_other_places_are_read(report, stored, text):
-    before, start = read_metrics(stored), text.rindex(',\n"checksum"')
+def test_lines_cut_in_other_places_are_read(report, path, text):
+    before, start = read_metrics(path), text.rindex(',\n"checksum"')
     head = text[:start].replace('  {"layer_name"', '  {\n    "layer_name"')
-    stored.write_text(
+    path.write_text(
         head + text[start:].replace(re.search("[0-9a-f]{8}", text[start:])[0], f"{crc32(head.encode()):08x}")
     )
 
     assert head != text[:start]
-    assert before == read_metrics(stored)
+    assert before == read_metrics(path)
 
 
-def test_fields_missing_from_older_reports_are_optional(stored, text):
+def test_fields_missing_from_older_reports_are_optional(path, text):
     fields = json.loads(text)
     del fields["settings"]["importance"]
-    stored.write_text(json.dumps(fields))
+    path.write_text(json.dumps(fields))
 
-    assert read_metrics(stored).settings.importance is None
-    assert read_report(stored).settings.importance is None
+    assert read_metrics(path).settings.importance is None
+    assert read_report(path).settings.importance is None
 
 
-def test_report_without_bytes_of_layers_has_their_sizes(report, stored, text):
+def test_report_without_bytes_of_layers_has_their_sizes(report, path, text):
     fields = json.loads(text)
     for layer in (*fields["layers"], *fields["lossless"]):
         del layer["original_bytes"], layer["quantized_bytes"]
-    stored.write_text(json.dumps(fields))
-    older = read_report(stored)
+    path.write_text(json.dumps(fields))
+    older = read_report(path)
 
     assert {None} == {layer.quantized_bytes for layer in (*older.layers, *older.lossless)}
     for name in ("layers", "lossless"):
@@ -125,14 +125,14 @@ def test_report_without_bytes_of_layers_has_their_sizes(report, stored, text):
         assert new == old
 
 
-def test_fields_from_a_newer_minor_version_are_ignored(stored, text):
+def test_fields_from_a_newer_minor_version_are_ignored(path, text):
     fields = json.loads(text)
     fields["schema_version"] = "1.99"
     fields["from_the_future"] = fields["layers"][0]["from_the_future"] = {"x": 1}
-    stored.write_text(json.dumps(fields))
+    path.write_text(json.dumps(fields))
 
-    assert fields["layers"][0]["snr_db"] == read_metrics(stored).layers[0].snr_db
-    assert "pass" == read_report(stored).verdict
+    assert fields["layers"][0]["snr_db"] == read_metrics(path).layers[0].snr_db
+    assert "pass" == read_report(path).verdict
 
 
 def test_checksum_covers_everything_but_the_run(report, text):
@@ -146,12 +146,12 @@ def test_checksum_covers_everything_but_the_run(report, text):
     assert checksum(text) != checksum(other)
 
 
-def test_newer_major_version_is_refused_even_if_unchanged(report, stored):
-    stored.write_text(replace(report, schema_version="2.0").to_json())
+def test_newer_major_version_is_refused_even_if_unchanged(report, path):
+    path.write_text(replace(report, schema_version="2.0").to_json())
 
     for read in (read_report, read_metrics):
         with pytest.raises(ReportError, match=r"report schema 2\.0, this version reads 1\.x"):
-            read(stored)
+            read(path)
 
 
 @pytest.mark.parametrize("key", ["findings", "layers", "other_changes", "lossless", "not_compared"])
@@ -170,15 +170,15 @@ def test_report_that_lost_a_list_item_is_refused(lacking, tmp_path, key, read):
 
 
 @pytest.mark.parametrize("read", [read_report, read_metrics])
-def test_report_that_lost_all_layers_and_counts_is_refused(stored, text, read):
+def test_report_that_lost_all_layers_and_counts_is_refused(path, text, read):
     fields = json.loads(text)
     for key in ("layers", "other_changes", "lossless"):
         fields[key], fields["records"][key] = [], 0
     fields["aggregate"]["total_layers"] = 0
-    stored.write_text(json.dumps(fields))
+    path.write_text(json.dumps(fields))
 
     with pytest.raises(ReportError, match="lists no layers, but its coverage counts compared weights"):
-        read(stored)
+        read(path)
 
 
 def with_item(key, **item):
@@ -211,30 +211,30 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize(("edit", "told", "also"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
 @pytest.mark.parametrize("read", [read_report, lambda path: read_report(path, METRICS)])
-def test_contradicted_verdict_is_refused_and_the_right_one_is_not(stored, text, read, edit, told, also):
+def test_contradicted_verdict_is_refused_and_the_right_one_is_not(path, text, read, edit, told, also):
     fields = json.loads(text)
     edit(fields)
     for verdict in ("pass", also):
-        stored.write_text(json.dumps(fields | {"verdict": verdict}))
+        path.write_text(json.dumps(fields | {"verdict": verdict}))
         with pytest.raises(
             ReportError, match=f"its verdict is {verdict}, which its content contradicts: {told}; it was edited"
         ):
-            read(stored)
+            read(path)
 
-    assert also == read_metrics(stored).verdict  # gates form their own verdict
-    stored.write_text(json.dumps(fields | {"verdict": "inconclusive"}))
-    read(stored)
+    assert also == read_metrics(path).verdict  # gates form their own verdict
+    path.write_text(json.dumps(fields | {"verdict": "inconclusive"}))
+    read(path)
 
 
-def test_warning_gate_contradicts_no_verdict(stored, text):
+def test_warning_gate_contradicts_no_verdict(path, text):
     fields = json.loads(text)
     with_item("gates", **FAILED | {"severity": "warn"})(fields)
-    stored.write_text(json.dumps(fields))
+    path.write_text(json.dumps(fields))
 
-    assert "pass" == read_report(stored).verdict
+    assert "pass" == read_report(path).verdict
 
 
-def edited(**changes):
+def edit_report(**changes):
     def edit(text):
         return json.dumps(json.loads(text) | changes)
 
@@ -272,15 +272,15 @@ BAD = {
     "truncated": (lambda text: text[:-20], "is not valid UTF-8 JSON at byte"),
     "a list": (lambda text: "[]", "not a report of quanterr"),
     "another document": (lambda text: '{"schema": "other"}', "not a report of quanterr"),
-    "a newer schema": (edited(schema_version="2.0"), "report schema 2.0, this version reads 1.x"),
+    "a newer schema": (edit_report(schema_version="2.0"), "report schema 2.0, this version reads 1.x"),
     "a newer schema in its own layout": (
         lambda text: re.sub(r'("schema_version": )"1\.\d+"', r'\1"2.0"', text),
         "report schema 2.0, this version reads 1.x",
     ),
-    "an invalid version number": (edited(schema_version="1.garbage"), "report schema 1.garbage"),
-    "no version": (edited(schema_version=None), "report schema None"),
-    "an unknown verdict": (edited(verdict="fine"), "verdict: "),
-    "no layers": (edited(layers=None), "layers: "),
+    "an invalid version number": (edit_report(schema_version="1.garbage"), "report schema 1.garbage"),
+    "no version": (edit_report(schema_version=None), "report schema None"),
+    "an unknown verdict": (edit_report(verdict="fine"), "verdict: "),
+    "no layers": (edit_report(layers=None), "layers: "),
     "NaN": (lambda text: text.replace('"snr_db":', '"snr_db":NaN,"x":', 1), "holds NaN; NaN is not JSON"),
     "infinity": (
         lambda text: text.replace('"mean_absolute_error":', '"mean_absolute_error":-Infinity,"x":', 1),
@@ -291,7 +291,7 @@ BAD = {
     "a negative size": (in_layer(tensor_elements=-5), "layers[0].tensor_elements: expected an integer >= 0"),
     "a number for a truth": (in_layer(finite=1), "layers[0].finite: expected true or false, found an integer"),
     "a metric too few": (without("snr_db"), "layers[0].snr_db is missing"),
-    "a layer too few": (lambda text: edited(layers=json.loads(text)["layers"][1:])(text), "has 1 layers, but"),
+    "a layer too few": (lambda text: edit_report(layers=json.loads(text)["layers"][1:])(text), "has 1 layers, but"),
     "a layer twice": (twice, "occurs twice among its layers"),
     "a negative count": (in_layer(zero_reference_elements=-1), "zero_reference_elements: "),
     "two verdicts": (lambda text: text.replace("{", '{"verdict": "pass", ', 1), 'duplicate key "verdict"'),
@@ -308,51 +308,51 @@ BAD = {
         'duplicate key "verdict"',
     ),
     "a deep nest": (lambda text: "[" * 100_000, "is nested too deep"),
-    "hostile": (lambda text: edited(schema_version="\x1b[31m\n::error::")(text), r"\x1b[31m\x0a::error::"),
+    "hostile": (lambda text: edit_report(schema_version="\x1b[31m\n::error::")(text), r"\x1b[31m\x0a::error::"),
 }
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD.keys())
-def test_invalid_report_is_refused_with_the_reason(stored, text, spoil, message):
-    stored.write_text(spoil(text))
+def test_invalid_report_is_refused_with_the_reason(path, text, spoil, message):
+    path.write_text(spoil(text))
 
     with pytest.raises(ReportError) as caught:
-        read_metrics(stored)
+        read_metrics(path)
 
-    assert str(caught.value).startswith(str(stored))
+    assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
     assert Status.UNREADABLE == caught.value.status
     assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD.keys())
-def test_whole_report_is_checked_as_strictly(stored, text, spoil, message):
-    stored.write_text(spoil(text))
+def test_whole_report_is_checked_as_strictly(path, text, spoil, message):
+    path.write_text(spoil(text))
 
     with pytest.raises(ReportError):
-        read_report(stored)
+        read_report(path)
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN"])
-def test_unwritable_evidence_is_refused(stored, text, number):
+def test_unwritable_evidence_is_refused(path, text, number):
     fields = json.loads(text)
     finding = {"code": "x", "severity": "info", "layer": None, "message": "x", "remedy": None, "evidence": {"x": 0.125}}
     fields["findings"], fields["records"]["findings"] = [finding], 1
-    stored.write_text(json.dumps(fields).replace("0.125", number))
+    path.write_text(json.dumps(fields).replace("0.125", number))
 
     with pytest.raises(ReportError):
-        read_report(stored)
+        read_report(path)
 
 
-def test_report_that_gzip_packed_is_read_and_a_damaged_one_is_not(stored, text):
+def test_report_that_gzip_packed_is_read_and_a_damaged_one_is_not(path, text):
     packed = gzip.compress(text.encode())
-    stored.write_bytes(packed)
+    path.write_bytes(packed)
 
-    assert text == read_report(stored).to_json() == read_document(stored).to_json()
+    assert text == read_report(path).to_json() == read_document(path).to_json()
 
-    stored.write_bytes(packed[:-9])
+    path.write_bytes(packed[:-9])
     with pytest.raises(ReportError, match="a damaged gzip file: "):
-        read_metrics(stored)
+        read_metrics(path)
 
 
 def test_report_is_packed_where_its_suffix_says_so(tmp_path, report, text):
@@ -363,16 +363,16 @@ def test_report_is_packed_where_its_suffix_says_so(tmp_path, report, text):
         report.save(tmp_path / "report.csv.gz")
 
 
-def test_infinity_is_not_read_as_a_large_number(stored, text):
+def test_infinity_is_not_read_as_a_large_number(path, text):
     number = json.loads(text)["layers"][0]["snr_db"]
-    stored.write_text(text.replace(f'"snr_db":{number!r}', '"snr_db":1e999', 1))
+    path.write_text(text.replace(f'"snr_db":{number!r}', '"snr_db":1e999', 1))
 
     for read in (read_report, read_metrics):
         with pytest.raises(ReportError, match=r"layers\[0\]\.snr_db: number out of range"):
-            read(stored)
+            read(path)
 
 
-def test_pipe_is_read_by_the_library_and_refused_as_a_document(stored, text, tmp_path):
+def test_pipe_is_read_by_the_library_and_refused_as_a_document(path, text, tmp_path):
     """Finding out which kind of document the pipe holds would take its first bytes."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ReportError, match="a pipe or a device, which cannot be read twice; save the result"):
@@ -380,7 +380,7 @@ def test_pipe_is_read_by_the_library_and_refused_as_a_document(stored, text, tmp
 
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=[text])
     writer.start()
-    assert read_report(stored) == read_report(tmp_path / "pipe")
+    assert read_report(path) == read_report(tmp_path / "pipe")
     writer.join()
 
 
@@ -430,15 +430,15 @@ def test_block_size_does_not_change_the_report(lacking, tmp_path_factory, blocks
         assert lacking == read_report(path).to_json()
 
 
-def test_layer_columns_from_earlier_versions_are_ignored(stored, text, report, capsys):
+def test_layer_columns_from_earlier_versions_are_ignored(path, text, report, capsys):
     head = text[: text.rindex(',\n"checksum"')].replace(
         '"layers": [', '"layer_columns": {\n  "layer_name": ["x"],\n  "snr_db": [99.0]\n},\n"layers": ['
     )
-    stored.write_text(f'{head},\n"checksum": "{crc32(head.encode()):08x}",\n"run": {dumps(report.run)}\n}}\n')
+    path.write_text(f'{head},\n"checksum": "{crc32(head.encode()):08x}",\n"run": {dumps(report.run)}\n}}\n')
 
-    assert "layer_columns" in stored.read_text()
-    assert report == read_report(stored)
-    assert report.layers[0].snr_db == read_metrics(stored).layers[0].snr_db
+    assert "layer_columns" in path.read_text()
+    assert report == read_report(path)
+    assert report.layers[0].snr_db == read_metrics(path).layers[0].snr_db
     assert "" == capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ import jsonschema
 import msgspec
 import pytest
 import torch
-from support.stored import original, pair, quantized, write
+from support.stored import original, pair, to_fp8, write
 
 import quanterr
 from quanterr.documents.comparison.layer import METRICS, WorstRow
@@ -42,10 +42,10 @@ CONTRACT_LAYER = [
 ]
 
 
-def broken(folder):
+def write_broken(folder):
     """Write a pair with NaN, a lost scale, a missing tensor, an unknown layout and a hostile name."""
     x = original() | {"evil\x1b[31m\n::error::.weight": torch.ones(4, 4), "gone.weight": torch.ones(2, 2)}
-    y = quantized(x)
+    y = to_fp8(x)
     del y["gone.weight"], y["gone.weight_scale"], y["model.layers.0.self_attn.q_proj.weight_scale"]
     y["model.layers.0.mlp.up_proj.weight"].view(torch.uint8)[0, 0] = 0x7F
     y["model.layers.0.input_layernorm.weight"] = y["model.layers.0.input_layernorm.weight"] * 2
@@ -81,7 +81,9 @@ def zeros(folder):
     return write(folder / "x.safetensors", x), write(folder / "y.safetensors", y)
 
 
-@pytest.fixture(scope="module", params=[pair, broken, identical, strangers, zeros], ids=lambda make: make.__name__)
+@pytest.fixture(
+    scope="module", params=[pair, write_broken, identical, strangers, zeros], ids=lambda make: make.__name__
+)
 def report(request, tmp_path_factory):
     return quanterr.compare(*request.param(tmp_path_factory.mktemp("report")))
 
@@ -158,7 +160,7 @@ class TestEveryReport:
 
 
 def test_damaged_checkpoint_is_reported_in_full(tmp_path):
-    report = quanterr.compare(*broken(tmp_path))
+    report = quanterr.compare(*write_broken(tmp_path))
     codes = {finding.code for finding in report.findings}
     buckets = {item.layer_name: item.bucket for item in report.not_compared}
 

@@ -76,24 +76,24 @@ def test_shared_reason_in_an_evaluation_is_printed_once(output):
     assert f"both candidates: {MISMATCH}" in header
 
 
-@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("name", DOCUMENTS)
 class TestGates:
-    def test_gate_reasons_appear_once_in_a_terminal(self, kind):
-        document = DOCUMENTS[kind]()
+    def test_gate_reasons_appear_once_in_a_terminal(self, name):
+        document = DOCUMENTS[name]()
         gates = [line for candidate in candidates_of(document) for line in format_gates(candidate.gates)]
         shown = terminal(lambda to: show_view(document, to), width=200) + "\n".join(gates)
 
         assert [1] * len(messages_of(document)) == [shown.count(message) for message in messages_of(document)]
 
-    def test_gate_reasons_appear_once_in_a_summary(self, kind):
-        document = DOCUMENTS[kind]()
+    def test_gate_reasons_appear_once_in_a_summary(self, name):
+        document = DOCUMENTS[name]()
         shown = "".join(map(format_summary, candidates_of(document))) + format_numbers(document)
 
         assert all(shown.count(message) <= 1 for message in messages_of(document))
         assert all(gate.require in shown for candidate in candidates_of(document) for gate in candidate.gates)
 
-    def test_gate_reasons_appear_once_in_annotations(self, kind):
-        document = DOCUMENTS[kind]()
+    def test_gate_reasons_appear_once_in_annotations(self, name):
+        document = DOCUMENTS[name]()
         shown = "\n".join(line for candidate in candidates_of(document) for line in make_annotations(candidate))
 
         assert all(1 == shown.count(message) for message in messages_of(document))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.forked import call
-from support.small_models import auto_of, ids, saved, stored
-from test_rounding import CONTEXT, EXACTLY, KLD_TOLERANCE, evaluated, kld, quantized
+from support.small_models import auto_of, ids, load_tensors, save_model
+from test_rounding import CONTEXT, EXACTLY, KLD_TOLERANCE, evaluate, kld, quantize
 from torch.nn import functional
 
 import quanterr
@@ -109,7 +109,7 @@ def test_unknown_types_are_refused_before_anything_is_read(given, why):
 def original(tmp_path_factory):
     """A model whose heads have 64 values, a size that ggml rotates."""
     folder = tmp_path_factory.mktemp("caches")
-    path = saved("llama", folder / "original", hidden_size=64, num_attention_heads=2, head_dim=64)
+    path = save_model("llama", folder / "original", hidden_size=64, num_attention_heads=2, head_dim=64)
     ids(folder)
     return path
 
@@ -120,13 +120,13 @@ def plain(original, name):
     chunks = load_file(original.parent / "ids.safetensors")["ids"].view(-1, CONTEXT)
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
 
-    def rounded(query, key, value, *args, **kwargs):
+    def attend_rounded(query, key, value, *args, **kwargs):
         keys, values = (x if kept is None else kept(x, ONE) for kept, x in ((cache.keys, key), (cache.values, value)))
         return attention(query, keys, values, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         base = model(input_ids=chunks).logits[:, CONTEXT // 2 : -1].log_softmax(-1)
-        patch.setattr(functional, "scaled_dot_product_attention", rounded)
+        patch.setattr(functional, "scaled_dot_product_attention", attend_rounded)
         other = model(input_ids=chunks).logits[:, CONTEXT // 2 : -1].log_softmax(-1)
     return float((base.exp() * (base - other)).sum(-1).mean())
 
@@ -179,21 +179,21 @@ def test_reference_takes_several_caches(original, tmp_path):
 
 
 def test_heads_that_do_not_fill_blocks_are_refused(tmp_path):
-    path = saved("llama", tmp_path / "original")
+    path = save_model("llama", tmp_path / "original")
 
     with pytest.raises(UsageError, match="kv q8_0: heads of 8 numbers do not fill blocks of 32"):
         quanterr.evaluate(path, kv="q8_0", tokens=ids(tmp_path), context=CONTEXT)
 
 
 def test_models_without_a_cache_are_refused(tmp_path):
-    path = saved("bert", tmp_path / "original")
+    path = save_model("bert", tmp_path / "original")
 
     with pytest.raises(UsageError, match="kv q8_0: works only with models that generate; bert has no cache"):
         quanterr.evaluate(path, kv="q8_0", tokens=ids(tmp_path), context=CONTEXT)
 
 
 def test_latent_keys_are_not_called_emulated(tmp_path):
-    path = saved("deepseek_v3", tmp_path / "original")
+    path = save_model("deepseek_v3", tmp_path / "original")
     evaluation = quanterr.evaluate(path, kv="fp8", tokens=ids(tmp_path), context=CONTEXT)
 
     assert "inconclusive" == evaluation.verdict
@@ -201,16 +201,16 @@ def test_latent_keys_are_not_called_emulated(tmp_path):
 
 
 def test_head_scales_come_from_the_file(tmp_path):
-    original = saved("llama", tmp_path / "original")
+    original = save_model("llama", tmp_path / "original")
     ids(tmp_path)
-    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    path, values = quantize(tmp_path / "quantized", original, "fp8_token", None, cache=True)
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"]["kv_cache_scheme"]["strategy"] = "attn_head"
     (path / "config.json").write_text(json.dumps(config))
-    tensors, scales = stored(path), torch.tensor([0.005, 0.02])
+    tensors, scales = load_tensors(path), torch.tensor([0.005, 0.02])
     tensors |= {name: scales.clone() for name in tensors if name.endswith(".k_scale")}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    candidate = evaluated(original, path).candidates[0]
+    candidate = evaluate(original, path).candidates[0]
     chunks = load_file(tmp_path / "ids.safetensors")["ids"].view(-1, CONTEXT)
 
     assert ("pass", "fp8") == (candidate.verdict, candidate.kv), candidate.reasons
@@ -220,4 +220,4 @@ def test_head_scales_come_from_the_file(tmp_path):
     tensors |= {name: torch.ones(3) for name in tensors if name.endswith(".k_scale")}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"3 scales of keys or values are stored for [24] heads"):
-        evaluated(original, path)
+        evaluate(original, path)

@@ -30,10 +30,10 @@ class Patcher:
         self.wrapper = wrapper
 
 
-def saved(name, folder, **changed):
-    kind, config, *_ = FAMILIES[name]
+def save(name, folder, **changed):
+    model_class, config, *_ = FAMILIES[name]
     torch.manual_seed(1)
-    model = getattr(diffusers, kind)(**config | changed).eval()
+    model = getattr(diffusers, model_class)(**config | changed).eval()
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.2)
     model.save_pretrained(folder)
@@ -67,7 +67,7 @@ def sd3(model):
 @pytest.mark.parametrize(("family", "make"), [("FLUX.1", flux), ("SD3", sd3)])
 def test_recorded_calls_reproduce_the_model_output(family, make, tmp_path):
     changed = {"in_channels": 16, "out_channels": 16} if family == "FLUX.1" else {}
-    model = saved(family, tmp_path / "original", **changed)
+    model = save(family, tmp_path / "original", **changed)
     apply, conditionings, shape = make(model)
     conditionings |= {"c_crossattn": torch.randn(2, 8, 24), "transformer_options": {}}
     path = tmp_path / "calls.safetensors"

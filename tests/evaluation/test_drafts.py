@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.forked import call
-from support.small_models import auto_of, ids, saved, stored, with_words
+from support.small_models import auto_of, ids, load_tensors, save_model, with_words
 
 import quanterr
 from quanterr.errors import UsageError
@@ -23,10 +23,10 @@ DRAFT_SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 92}  # f
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def files(tmp_path_factory):
     """An original, a draft with the same tokens, and a text."""
     folder = tmp_path_factory.mktemp("drafts")
-    original, draft = saved("llama", folder / "original"), saved("llama", folder / "small", **DRAFT_SIZES)
+    original, draft = save_model("llama", folder / "original"), save_model("llama", folder / "small", **DRAFT_SIZES)
     with_words(original)
     with_words(draft)
     draw = random.Random(0)
@@ -35,8 +35,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def evaluation(made):
-    folder, original, draft = made
+def evaluation(files):
+    folder, original, draft = files
     return quanterr.evaluate(
         original, against="int4_g32", draft=draft, text=folder / "text", context=CONTEXT, dtype="float64"
     )
@@ -49,9 +49,9 @@ def distributions(folder, chunks, rows):
         return model(input_ids=chunks).logits[:, CONTEXT // 2 : -1, :rows].softmax(-1)
 
 
-def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluation):
+def test_acceptance_equals_rejection_sampling_with_a_plain_model(files, evaluation):
     """By Leviathan et al. (2023), x ~ q is accepted with probability min(1, p(x) / q(x))."""
-    folder, original, draft = made
+    folder, original, draft = files
     chunks = torch.tensor([int(word[1:]) for word in (folder / "text").read_text().split()]).view(-1, CONTEXT)
     p, q = (distributions(path, chunks, DRAFT_SIZES["vocab_size"]) for path in (original, draft))
     accepted = (q * (p / q).clamp(max=1)).sum(-1)
@@ -65,16 +65,16 @@ def test_acceptance_equals_rejection_sampling_with_a_plain_model(made, evaluatio
     assert pytest.approx(kld, rel=FLOAT64) == candidate.scores.kld_mean
 
 
-def test_draft_does_not_change_other_candidates(made, evaluation):
-    folder, original, _ = made
+def test_draft_does_not_change_other_candidates(files, evaluation):
+    folder, original, _ = files
     alone = quanterr.evaluate(original, against="int4_g32", text=folder / "text", context=CONTEXT, dtype="float64")
 
     assert alone.candidates[0] == evaluation.candidates[0]
     assert 0.5 < alone.candidates[0].scores.acceptance < 1
 
 
-def test_original_as_its_own_draft_is_always_accepted(made):
-    folder, original, _ = made
+def test_original_as_its_own_draft_is_always_accepted(files):
+    folder, original, _ = files
     copy = shutil.copytree(original, folder / "copy")
     scores = quanterr.evaluate(original, draft=copy, text=folder / "text", context=CONTEXT).candidates[0].scores
 
@@ -82,8 +82,8 @@ def test_original_as_its_own_draft_is_always_accepted(made):
     assert 0 == scores.kld_mean
 
 
-def test_command_shows_the_draft_first_and_gates_judge_it(made, tmp_path):
-    folder, original, draft = made
+def test_command_shows_the_draft_first_and_gates_judge_it(files, tmp_path):
+    folder, original, draft = files
     done = call(
         "evaluate", original, "--draft", draft, "--text", folder / "text", "--context", CONTEXT,
         "--require", "lower(acceptance) >= 0.9", "-o", tmp_path / "e.json",
@@ -107,13 +107,13 @@ def no_tokenizer(folder):
 
 def few_rows(folder):
     shutil.rmtree(folder)
-    saved("llama", folder, **DRAFT_SIZES | {"vocab_size": WORDS - 1})
+    save_model("llama", folder, **DRAFT_SIZES | {"vocab_size": WORDS - 1})
     with_words(folder)
 
 
 def encoder(folder):
     shutil.rmtree(folder)
-    saved("bert", folder)
+    save_model("bert", folder)
 
 
 REFUSED = [
@@ -125,8 +125,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "why"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
-def test_another_vocabulary_or_model_kind_is_refused(made, tmp_path, change, why):
-    folder, original, draft = made
+def test_another_vocabulary_or_model_kind_is_refused(files, tmp_path, change, why):
+    folder, original, draft = files
     change(shutil.copytree(draft, tmp_path / "small"))
 
     with pytest.raises(UsageError, match=why):
@@ -134,21 +134,24 @@ def test_another_vocabulary_or_model_kind_is_refused(made, tmp_path, change, why
 
 
 def test_drafts_without_tokenizers_must_agree_in_size_and_are_inconclusive(tmp_path):
-    original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
+    original, draft = (
+        save_model("llama", tmp_path / "original"),
+        save_model("llama", tmp_path / "small", num_hidden_layers=1),
+    )
     tokens = ids(tmp_path)
     evaluation = quanterr.evaluate(original, draft=draft, tokens=tokens, context=CONTEXT)
 
     assert "inconclusive" == evaluation.verdict
     assert "whether the same ids are the same tokens was not checked" in evaluation.reasons[0]
-    few = saved("llama", tmp_path / "few", vocab_size=95)
+    few = save_model("llama", tmp_path / "few", vocab_size=95)
     with pytest.raises(UsageError, match="few: another vocabulary: 95 tokens, the original has 96"):
         quanterr.evaluate(original, draft=few, tokens=tokens, context=CONTEXT)
 
 
-def test_draft_that_is_not_finite_has_no_scores(made, tmp_path):
-    folder, original, draft = made
+def test_draft_that_is_not_finite_has_no_scores(files, tmp_path):
+    folder, original, draft = files
     broken = shutil.copytree(draft, tmp_path / "small")
-    tensors = stored(broken)
+    tensors = load_tensors(broken)
     tensors["model.norm.weight"][0] = float("nan")
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
     evaluation = quanterr.evaluate(original, draft=broken, text=folder / "text", context=CONTEXT)
@@ -157,8 +160,8 @@ def test_draft_that_is_not_finite_has_no_scores(made, tmp_path):
     assert "small, draft: not finite from model.norm on" == evaluation.reasons[0]
 
 
-def test_draft_needs_the_original(made, tmp_path):
-    folder, _, draft = made
+def test_draft_needs_the_original(files, tmp_path):
+    folder, _, draft = files
 
     with pytest.raises(UsageError, match="draft: needs the original, and reference has none of its weights"):
         quanterr.evaluate("q.gguf", draft=draft, reference=tmp_path, text=folder / "text")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.making import numbers, quantized_fp8, quantized_int8
-from support.small_models import MODELS, auto_of, ids, quantized_by, saved, stored, with_words
+from support.small_models import MODELS, auto_of, ids, load_tensors, quantized_by, save_model, with_words
 from support.tolerances import FLOAT64
 
 import quanterr
@@ -40,7 +40,7 @@ EXACTLY = {"dtype": "float64", "batch": 3}
 
 def candidate(folder, recipe=quantized_fp8):
     """Write a quantized copy of a saved model, and one with the same values as plain weights."""
-    written, values = quantized_by(recipe, stored(folder))
+    written, values = quantized_by(recipe, load_tensors(folder))
     linears = []
     for name, tensors in (("quantized", written), ("plain", values)):
         path = folder.parent / name
@@ -64,7 +64,7 @@ def plain(name, folder, chunks, dtype=torch.float64):
         return model(input_ids=chunks, use_cache=False).logits
 
 
-def expected(name, x, y, chunks):
+def compute_expected(name, x, y, chunks):
     """Return perplexities and divergence by their definitions."""
     half = chunks.shape[1] // 2
     rows, targets = (slice(None), chunks[:, half:]) if name == "t5" else (slice(half, -1), chunks[:, half + 1 :])
@@ -91,7 +91,7 @@ def addresses():
 def llama(tmp_path_factory):
     """A Llama in shards, its quantized copy, the same values as plain weights, and tokens."""
     folder = tmp_path_factory.mktemp("llama")
-    original = saved("llama", folder / "original", shard="40KB")
+    original = save_model("llama", folder / "original", shard="40KB")
     quantized, values = candidate(original)
     return original, quantized, values, ids(folder)
 
@@ -119,7 +119,7 @@ def test_weights_from_another_model_are_noticed(llama, evaluation, tmp_path):
     generator = torch.Generator().manual_seed(9)
     other = {
         name: x if x.dim() < 2 else x[torch.randperm(len(x), generator=generator)]
-        for name, x in stored(original).items()
+        for name, x in load_tensors(original).items()
     }
     save_file(other, tmp_path / "other/model.safetensors", {"format": "pt"})
     candidate = quanterr.evaluate(original, [tmp_path / "other"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[
@@ -158,13 +158,13 @@ def test_model_without_weights_reserves_no_addresses_for_them():
 class TestArchitectures:
     @pytest.mark.parametrize("name", [name for name in MODELS if name != "bert"])
     def test_predictions_equal_plain_transformers(self, name, tmp_path):
-        original = saved(name, tmp_path / "original")
+        original = save_model(name, tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
         chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
         evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY)
         scores = evaluation.candidates[0].scores
-        want = expected(name, *(plain(name, folder, chunks) for folder in (original, values)), chunks)
+        want = compute_expected(name, *(plain(name, folder, chunks) for folder in (original, values)), chunks)
 
         assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
         assert ("pass", []) == (evaluation.verdict, evaluation.candidates[0].missing)
@@ -175,20 +175,23 @@ class TestArchitectures:
     @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba", "t5"])
     def test_predictions_in_float32_differ_by_rounding_only(self, name, tmp_path):
         """Other batch sizes and another path through experts add up sums in another order."""
-        original = saved(name, tmp_path / "original")
+        original = save_model(name, tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path)
         chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
         evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, batch=2)
         scores = evaluation.candidates[0].scores
         x, y = (plain(name, folder, chunks, torch.float32) for folder in (original, values))
-        want, off = expected(name, x, y, chunks), float32_allows(max(float(x.abs().max()), float(y.abs().max())))
+        want, off = (
+            compute_expected(name, x, y, chunks),
+            float32_allows(max(float(x.abs().max()), float(y.abs().max()))),
+        )
 
         assert pytest.approx(want[:2], rel=off) == (scores.ppl_original, scores.ppl)
         assert pytest.approx(want[2], abs=off) == scores.kld_mean
 
     def test_embeddings_equal_plain_transformers(self, tmp_path):
-        original = saved("bert", tmp_path / "original")
+        original = save_model("bert", tmp_path / "original")
         quantized, values = candidate(original)
         tokens = ids(tmp_path, 160)
         chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
@@ -203,7 +206,7 @@ class TestArchitectures:
         assert 0.9 < got.rank_correlation <= 1
 
     def test_two_candidates_in_one_pass_give_the_same_results_as_separately(self, tmp_path):
-        original = saved("llama tied", tmp_path / "original")
+        original = save_model("llama tied", tmp_path / "original")
         first, _ = candidate(original)
         second = first.rename(tmp_path / "fp8")
         third, _ = candidate(original, quantized_int8)
@@ -228,8 +231,8 @@ class TestArchitectures:
 
 def test_head_stored_only_by_the_quantized_side_is_used(tmp_path):
     """The original ties the head to its embedding; here the head is quantized and the embedding is not."""
-    original = saved("llama tied", tmp_path / "original")
-    tensors = stored(original)
+    original = save_model("llama tied", tmp_path / "original")
+    tensors = load_tensors(original)
     codes, scale = quantized_fp8(tensors["model.embed_tokens.weight"])
     (tmp_path / "quantized").mkdir()
     written = tensors | {"lm_head.weight": codes, "lm_head.weight_scale": scale}
@@ -244,7 +247,9 @@ def test_head_stored_only_by_the_quantized_side_is_used(tmp_path):
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     evaluation = quanterr.evaluate(original, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, **EXACTLY)
     scores = evaluation.candidates[0].scores
-    want = expected("llama", *(plain("llama", folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
+    want = compute_expected(
+        "llama", *(plain("llama", folder, chunks) for folder in (original, tmp_path / "plain")), chunks
+    )
 
     assert "pass" == evaluation.verdict, evaluation.reasons
     assert scores.kld_mean > 1e-6
@@ -261,7 +266,7 @@ class TestOutputErrors:
         with torch.inference_mode():
             model(input_ids=load_file(tokens)["ids"].view(-1, CONTEXT))
         x = inputs[0].flatten(0, 1).double()
-        w, q = (stored(folder)[name].double() for folder in (original, values))
+        w, q = (load_tensors(folder)[name].double() for folder in (original, values))
         want = float((x @ (q - w).T).square().sum() / (x @ w.T).square().sum())
         weight = next(weight for weight in evaluation.candidates[0].weights if weight.layer_name == name)
 
@@ -278,8 +283,8 @@ class TestOutputErrors:
         others.append({name: weight.t().contiguous().t() for name, weight in others[0].items()})  # in another layout
         batches = [(numbers(rows, 16, seed=n).double(), numbers(rows, 16, seed=10 + n).double()) for n in (2, 3)]
         outcomes, blocks = [], []
-        for most, edge in ((0, 0), (gram.MAX_ELEMENTS, gram.BLOCK_COLUMNS), (gram.MAX_ELEMENTS, 5)):
-            monkeypatch.setattr(gram, "MAX_ELEMENTS", most)
+        for limit, edge in ((0, 0), (gram.MAX_ELEMENTS, gram.BLOCK_COLUMNS), (gram.MAX_ELEMENTS, 5)):
+            monkeypatch.setattr(gram, "MAX_ELEMENTS", limit)
             monkeypatch.setattr(gram, "BLOCK_COLUMNS", edge)
             products = {}
             watching = outputs_of_weights.OutputErrors(products, 512, with_moments=False)
@@ -332,24 +337,24 @@ class TestOutputErrors:
         assert report.aggregate.weighted_snr_db is not None
 
     @pytest.mark.parametrize(
-        ("kind", "module", "name"),
+        ("model_type", "module", "name"),
         [
             ("llama", "model.layers.0.self_attn.o_proj", "model.layers.0.self_attn.o_proj.weight"),
             ("gpt2", "transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_fc.weight"),  # stored [in, out]
         ],
     )
-    def test_saliency_follows_the_input_variance(self, kind, module, name, tmp_path):
-        original, tokens, path = saved(kind, tmp_path / "original"), ids(tmp_path), tmp_path / "s.json"
+    def test_saliency_follows_the_input_variance(self, model_type, module, name, tmp_path):
+        original, tokens, path = save_model(model_type, tmp_path / "original"), ids(tmp_path), tmp_path / "s.json"
         study(original, tokens=tokens, context=CONTEXT, saliency_out=path, saliency=5, **EXACTLY)
         inputs = []
-        model = auto_of(kind).from_pretrained(original, dtype=torch.float64).eval()
+        model = auto_of(model_type).from_pretrained(original, dtype=torch.float64).eval()
         model.get_submodule(module).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         with torch.inference_mode():
             model(input_ids=load_file(tokens)["ids"].view(-1, CONTEXT))
         variance = inputs[0].flatten(0, 1).double().var(0, correction=0)
         weight = model.get_submodule(module).weight.detach().double()
-        saliency = weight.square() * (variance[:, None] if kind == "gpt2" else variance)
-        columns = saliency.sum(1 if kind == "gpt2" else 0)
+        saliency = weight.square() * (variance[:, None] if model_type == "gpt2" else variance)
+        columns = saliency.sum(1 if model_type == "gpt2" else 0)
         salient = next(row for row in json.loads(path.read_text())["weights"] if row["layer_name"].endswith(name))
 
         assert columns.topk(max(round(len(columns) * 0.05), 1)).indices.tolist() == salient["columns"]
@@ -407,12 +412,12 @@ class TestTokens:
 
 
 class TestGates:
-    def evaluated(self, llama, *require):
+    def evaluate(self, llama, *require):
         original, quantized, _, tokens = llama
         return quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, require=require, **EXACTLY)
 
     def test_gates_on_interval_ends_need_enough_chunks(self, llama):
-        evaluation = self.evaluated(llama, "upper(kld_mean) <= 1e9", "kld_mean <= 1e9")
+        evaluation = self.evaluate(llama, "upper(kld_mean) <= 1e9", "kld_mean <= 1e9")
         gate, other = evaluation.candidates[0].gates
 
         assert ("inconclusive", "fail", "pass") == (evaluation.verdict, gate.status, other.status)
@@ -445,7 +450,7 @@ class TestGates:
             quanterr.evaluate(tmp_path / "nowhere", ["x"], tokens="none", require=[rule])
 
     def test_gates_on_values_that_an_encoder_lacks_fail(self, tmp_path):
-        original = saved("bert", tmp_path / "original")
+        original = save_model("bert", tmp_path / "original")
         quantized, _ = candidate(original)
         evaluation = quanterr.evaluate(
             original, [quantized], tokens=ids(tmp_path), context=CONTEXT, require=["kld_mean <= 1", "cosine_min > 0.5"]
@@ -455,7 +460,7 @@ class TestGates:
 
 
 class TestInvalidInputs:
-    def edited(self, llama, tmp_path, change):
+    def evaluate_edited(self, llama, tmp_path, change):
         """Evaluate a changed copy of the quantized side."""
         folder = shutil.copytree(llama[1], tmp_path / "edited")
         tensors = load_file(folder / "model.safetensors")
@@ -465,7 +470,9 @@ class TestInvalidInputs:
 
     def test_missing_weight_is_taken_from_the_original_and_inconclusive(self, llama, tmp_path):
         name = "model.layers.0.mlp.up_proj.weight"
-        evaluation = self.edited(llama, tmp_path, lambda tensors: (tensors.pop(name), tensors.pop(f"{name}_scale")))
+        evaluation = self.evaluate_edited(
+            llama, tmp_path, lambda tensors: (tensors.pop(name), tensors.pop(f"{name}_scale"))
+        )
         (candidate,) = evaluation.candidates
 
         assert ("inconclusive", [name]) == (evaluation.verdict, [item.layer_name for item in candidate.missing])
@@ -476,7 +483,7 @@ class TestInvalidInputs:
         def spoil(tensors):
             tensors["model.layers.1.input_layernorm.weight"][3] = float("nan")
 
-        evaluation = self.edited(llama, tmp_path, spoil)
+        evaluation = self.evaluate_edited(llama, tmp_path, spoil)
 
         assert ("inconclusive", "model.layers.1") == (evaluation.verdict, evaluation.candidates[0].not_finite)
         assert None is evaluation.candidates[0].scores
@@ -484,7 +491,7 @@ class TestInvalidInputs:
 
     def test_unused_tensor_is_inconclusive(self, llama, tmp_path):
         bias = "model.layers.0.mlp.up_proj.bias"
-        evaluation = self.edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
+        evaluation = self.evaluate_edited(llama, tmp_path, lambda tensors: tensors.update({bias: torch.ones(48)}))
 
         assert "inconclusive" == evaluation.verdict
         assert f"1 tensor of the candidate not used: {bias}" in evaluation.reasons[0]
@@ -493,7 +500,7 @@ class TestInvalidInputs:
         def blow_up(tensors):
             tensors["lm_head.weight"] *= 1e6
 
-        evaluation = self.edited(llama, tmp_path, blow_up)
+        evaluation = self.evaluate_edited(llama, tmp_path, blow_up)
 
         assert ("inconclusive", "the perplexity") == (evaluation.verdict, evaluation.candidates[0].not_finite)
         json.loads(evaluation.to_json())
@@ -581,10 +588,10 @@ class TestInvalidInputs:
 class TestTasks:
     @pytest.fixture(scope="class")
     @classmethod
-    def made(cls, tmp_path_factory):
+    def files(cls, tmp_path_factory):
         """A model with a tokenizer of words, a quantized copy, and questions of several lengths."""
         folder = tmp_path_factory.mktemp("tasks")
-        original = saved("llama", folder / "original")
+        original = save_model("llama", folder / "original")
         with_words(original)
         quantized, values = candidate(original)
         random = torch.Generator().manual_seed(5)
@@ -598,8 +605,8 @@ class TestTasks:
         evaluation = quanterr.evaluate(original, [quantized], tokens=ids(folder), context=CONTEXT, tasks=[path])
         return evaluation, questions, original, values
 
-    def test_answers_equal_plain_transformers(self, made):
-        evaluation, questions, *folders = made
+    def test_answers_equal_plain_transformers(self, files):
+        evaluation, questions, *folders = files
         answers = []
         for folder in folders:
             model = auto_of("llama").from_pretrained(folder).eval()
@@ -621,9 +628,9 @@ class TestTasks:
         assert (sum(right[0]) / 12, sum(right[1]) / 12) == (task.accuracy_original, task.accuracy)
         assert sum(x == y for x, y in zip(*answers, strict=True)) / 12 == task.agreement
 
-    def test_gates_may_ask_for_the_worst_task(self, made):
+    def test_gates_may_ask_for_the_worst_task(self, files):
 
-        judged = judge(made[0], require=["agreement >= 0", "accuracy > 1"])
+        judged = judge(files[0], require=["agreement >= 0", "accuracy > 1"])
 
         assert ["pass", "fail"] == [gate.status for gate in judged.candidates[0].gates]
 
@@ -662,7 +669,7 @@ class TestHarness:
     def sides(cls, tmp_path_factory):
         """A model with a tokenizer, its quantized copy, and the same values as plain weights."""
         folder = tmp_path_factory.mktemp("harness")
-        original = saved("llama", folder / "original")
+        original = save_model("llama", folder / "original")
         with_words(original)
         return original, *candidate(original)
 
@@ -723,7 +730,7 @@ class TestTexts:
         assert "inconclusive" == evaluation.verdict
         assert any(expected_reason in reason for reason in evaluation.reasons), evaluation.reasons
 
-    def test_invalid_texts_are_logged_where_the_original_is_measured_alone(self, llama, tmp_path, logged):
+    def test_invalid_texts_are_logged_where_the_original_is_measured_alone(self, llama, tmp_path, log):
         ids, reason = NO_TEXTS["constant"]
         save_file({"ids": ids}, tmp_path / "ids.safetensors")
         quanterr.evaluation.run.study(
@@ -731,14 +738,14 @@ class TestTexts:
         )
 
         # The second error says that chunks repeat earlier ones.
-        assert ["ERROR"] * 2 == [record.levelname for record in logged]
-        assert any(reason in record.getMessage() for record in logged)
+        assert ["ERROR"] * 2 == [record.levelname for record in log]
+        assert any(reason in record.getMessage() for record in log)
 
 
 class TestModel:
     """A candidate's files describe its model, which is run as the original's files describe it."""
 
-    def copied(self, folder, to, **config):
+    def copy(self, folder, to, **config):
         """Copy a model with these changes to its configuration and a tokenizer of words."""
         shutil.copytree(folder, to)
         fields = json.loads((to / "config.json").read_text())
@@ -748,31 +755,31 @@ class TestModel:
 
     @pytest.fixture
     def original(self, llama, tmp_path):
-        return self.copied(llama[0], tmp_path / "original")
+        return self.copy(llama[0], tmp_path / "original")
 
     @pytest.fixture
-    def quantized(self, llama, original, tmp_path):
-        folder = self.copied(original, tmp_path / "quantized")
+    def candidate(self, llama, original, tmp_path):
+        folder = self.copy(original, tmp_path / "quantized")
         for path in folder.glob("model*"):
             path.unlink()
         shutil.copy(llama[1] / "model.safetensors", folder)
         return folder
 
-    def evaluated(self, llama, original, quantized, *rules):
+    def evaluate(self, llama, original, quantized, *rules):
         options = EXACTLY | {"tokens": llama[3], "context": CONTEXT, "require": rules}
         evaluation = quanterr.evaluate(original, [quantized], **options)
         return evaluation, evaluation.candidates[0].findings
 
     @pytest.mark.parametrize(("rules", "verdict"), [((), "pass"), (("kld_mean <= 1",), "inconclusive")])
     def test_original_as_candidate_is_reported_and_passes_no_gate(self, llama, rules, verdict):
-        evaluation, (finding,) = self.evaluated(llama, llama[0], llama[0], *rules)
+        evaluation, (finding,) = self.evaluate(llama, llama[0], llama[0], *rules)
 
         assert ("identical", "warning") == (finding.code, finding.severity)
         assert verdict == evaluation.verdict
         assert not rules or ["original: " + finding.message] == evaluation.reasons
 
-    def test_same_model_is_judged(self, llama, original, quantized):
-        evaluation, findings = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+    def test_same_model_is_judged(self, llama, original, candidate):
+        evaluation, findings = self.evaluate(llama, original, candidate, "kld_mean <= 1e9")
 
         assert ("pass", []) == (evaluation.verdict, findings)
 
@@ -785,32 +792,32 @@ class TestModel:
             ("rope_parameters", {"rope_theta": 7}),
         ],
     )
-    def test_another_configuration_is_reported_and_passes_no_gate(self, llama, original, quantized, key, value):
-        fields = json.loads((quantized / "config.json").read_text())
-        (quantized / "config.json").write_text(json.dumps(fields | {key: value}))
-        evaluation, (finding,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+    def test_another_configuration_is_reported_and_passes_no_gate(self, llama, original, candidate, key, value):
+        fields = json.loads((candidate / "config.json").read_text())
+        (candidate / "config.json").write_text(json.dumps(fields | {key: value}))
+        evaluation, (finding,) = self.evaluate(llama, original, candidate, "kld_mean <= 1e9")
 
         assert ("config_mismatch", "warning") == (finding.code, finding.severity)
         assert ("inconclusive", [f"quantized: {finding.message}"]) == (evaluation.verdict, evaluation.reasons)
 
-    def test_another_tokenizer_is_reported_and_passes_no_gate(self, llama, original, quantized):
-        fields = json.loads((quantized / "tokenizer.json").read_text())
+    def test_another_tokenizer_is_reported_and_passes_no_gate(self, llama, original, candidate):
+        fields = json.loads((candidate / "tokenizer.json").read_text())
         fields["model"]["vocab"] |= {"w7": 8, "w8": 7}
-        (quantized / "tokenizer.json").write_text(json.dumps(fields))
-        evaluation, (finding,) = self.evaluated(llama, original, quantized, "kld_mean <= 1e9")
+        (candidate / "tokenizer.json").write_text(json.dumps(fields))
+        evaluation, (finding,) = self.evaluate(llama, original, candidate, "kld_mean <= 1e9")
 
         assert "is another tokenizer than the original's" in finding.message
         assert "inconclusive" == evaluation.verdict
 
-    def test_tokenizer_in_another_form_counts_as_the_same(self, llama, original, quantized):
-        fields = json.loads((quantized / "tokenizer.json").read_text())
+    def test_tokenizer_in_another_form_counts_as_the_same(self, llama, original, candidate):
+        fields = json.loads((candidate / "tokenizer.json").read_text())
         del fields["padding"], fields["truncation"]
-        (quantized / "tokenizer.json").write_text(json.dumps(fields, indent=7, sort_keys=True))
+        (candidate / "tokenizer.json").write_text(json.dumps(fields, indent=7, sort_keys=True))
 
-        assert [] == self.evaluated(llama, original, quantized)[1]
+        assert [] == self.evaluate(llama, original, candidate)[1]
 
     def test_stored_evaluation_is_judged_the_same(self, llama, tmp_path):
-        evaluation, _ = self.evaluated(llama, llama[0], llama[0])
+        evaluation, _ = self.evaluate(llama, llama[0], llama[0])
         evaluation.save(tmp_path / "e.json")
         again = judge(quanterr.read_document(str(tmp_path / "e.json")), require=["kld_mean <= 1"])
 
@@ -822,7 +829,7 @@ class TestUnknown:
 
     @pytest.mark.parametrize(("unknown", "verdict"), [(9, "pass"), (11, "inconclusive")])
     def test_more_than_a_tenth_unknown_tokens_is_inconclusive(self, llama, tmp_path, unknown, verdict):
-        original = TestModel().copied(llama[0], tmp_path / "original")
+        original = TestModel().copy(llama[0], tmp_path / "original")
         fields = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
         (original / "tokenizer_config.json").write_text(json.dumps(fields))
         words = [f"w{n % 90}" for n in range(100 - unknown)] + ["zzz"] * unknown
@@ -857,8 +864,8 @@ class TestMassiveActivations:
 
     def test_outstanding_token_is_a_finding(self, tmp_path):
         """Only token 7 has the first number of its embedding, which an MLP squares."""
-        original = saved("llama", tmp_path / "original")
-        tensors = stored(original)
+        original = save_model("llama", tmp_path / "original")
+        tensors = load_tensors(original)
         embedding = tensors["model.embed_tokens.weight"]
         embedding[:, 0] = 0
         embedding[7] = 0
@@ -891,7 +898,7 @@ def test_floor_reads_chunks_until_they_have_a_thousand_tokens(context, read):
 def test_large_output_error_that_scores_hardly_show_is_a_warning(llama, tmp_path):
     """One weight of its many has the scale of another row."""
     original, _, _, tokens = llama
-    tensors, name = stored(original), "model.layers.1.mlp.down_proj.weight"
+    tensors, name = load_tensors(original), "model.layers.1.mlp.down_proj.weight"
     (tmp_path / "other").mkdir()
     save_file(tensors | {name: 2 * tensors[name]}, tmp_path / "other/model.safetensors", {"format": "pt"})
     shutil.copy(original / "config.json", tmp_path / "other")

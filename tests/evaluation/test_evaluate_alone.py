@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.conversions import materialize, read_conversion
-from support.small_models import saved, stored
-from test_evaluate_gguf import LLAMA, PERPLEXITY, PRINTED, PRINTED_DIGITS, convert, named
+from support.small_models import load_tensors, save_model
+from test_evaluate_gguf import LLAMA, PERPLEXITY, PRINTED, PRINTED_DIGITS, convert, rename
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -50,7 +50,7 @@ ASSUMED = {"norm_topk_prob": True, "query_pre_attn_scalar": 32}
 TOKENS = torch.randint(3, 96, (2, 100), generator=torch.Generator().manual_seed(1))  # longer than any window
 
 
-def converted(name, folder, quantization="F32", **changed):
+def convert_model(name, folder, quantization="F32", **changed):
     """Return the folder of an original and its converted file."""
     conversion = read_conversion(f"llama.cpp-{name}")
     config = conversion.config
@@ -64,12 +64,12 @@ def converted(name, folder, quantization="F32", **changed):
 def of_folder(folder):
     """Return the logits or hidden states that transformers computes."""
     [name] = json.loads((folder / "config.json").read_text())["architectures"]
-    if (kind := getattr(transformers, name, None)) is None:
+    if (model_class := getattr(transformers, name, None)) is None:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    model = kind.from_pretrained(folder, dtype=torch.float64).eval()
+    model = model_class.from_pretrained(folder, dtype=torch.float64).eval()
     # transformers' default for experts cannot compute in float64.
     model.config.get_text_config()._experts_implementation = "eager"
-    return computed(model)
+    return compute(model)
 
 
 def of_file(path):
@@ -86,18 +86,18 @@ def of_file(path):
         assert names.missing() == []
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    return computed(model)
+    return compute(model)
 
 
 @torch.inference_mode()
-def computed(model):
+def compute(model):
     output = model(input_ids=TOKENS, use_cache=False) if "Bert" not in type(model).__name__ else model(input_ids=TOKENS)
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_from_a_file_computes_the_same_as_the_original(name, tmp_path):
-    folder, path = converted(name, tmp_path)
+    folder, path = convert_model(name, tmp_path)
     want, output = of_folder(folder), of_file(path)
     want = want[..., : output.shape[-1]]  # a Gemma 3 file has no rows without a token
     exact = not name.startswith(("gemma", "llama3", "qwen3_5"))
@@ -165,7 +165,7 @@ def test_tokenizer_from_a_file_gives_the_same_tokens(tokenizers):
     ],
 )
 def test_unsupported_metadata_is_refused_by_name(name, changed, message, tmp_path):
-    _, path = converted(name, tmp_path, **changed)
+    _, path = convert_model(name, tmp_path, **changed)
     with open_checkpoint(path) as checkpoint, pytest.raises(quanterr.CheckpointError) as caught:
         as_original(checkpoint, None)
     assert message in str(caught.value)
@@ -173,7 +173,7 @@ def test_unsupported_metadata_is_refused_by_name(name, changed, message, tmp_pat
 
 
 def test_metadata_refused_by_transformers_is_an_error(tmp_path):
-    _, path = converted("llama", tmp_path, **{"llama.attention.head_count": 3})
+    _, path = convert_model("llama", tmp_path, **{"llama.attention.head_count": 3})
     with (
         open_checkpoint(path) as checkpoint,
         pytest.raises(quanterr.CheckpointError, match="transformers refuses it"),
@@ -198,13 +198,13 @@ def test_unknown_tokenizer_is_refused_by_name(changed, message):
 
 
 def test_text_is_refused_where_a_file_has_no_tokenizer(tmp_path):
-    _, path = converted("llama", tmp_path)
+    _, path = convert_model("llama", tmp_path)
     with pytest.raises(quanterr.CheckpointError, match=r"tokens is missing; .* config, or token ids with tokens "):
         quanterr.evaluate(path, text=__file__, against="int8_row")
 
 
 def test_given_config_replaces_the_metadata(tmp_path):
-    folder, path = converted("smollm3", tmp_path)
+    folder, path = convert_model("smollm3", tmp_path)
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     (tmp_path / "config").mkdir()
     shutil.copy(folder / "config.json", tmp_path / "config")
@@ -232,17 +232,17 @@ def sides(tmp_path_factory):
     """A folder with a tokenizer and a file of the same model, both with Q8_0's values, and a text and conversations."""
     folder = tmp_path_factory.mktemp("alone")
     golden = GOLDEN["smollm"]
-    saved("llama", folder / "original", vocab_size=432)
+    save_model("llama", folder / "original", vocab_size=432)
     for name, content in golden["files"].items():
         (folder / "original" / name).write_text(content if isinstance(content, str) else json.dumps(content))
     writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
     for key, value in (LLAMA_KEYS | golden["keys"]).items():
         if key != "general.architecture":
-            kind = gguf.GGUFValueType.get_type(value)
+            value_type = gguf.GGUFValueType.get_type(value)
             of = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
-            writer.add_key_value(key, value, kind, of)
-    for name, tensor in stored(folder / "original").items():
-        writer.add_tensor(named(name, LLAMA), convert("llama", name, tensor)[0].contiguous().numpy())
+            writer.add_key_value(key, value, value_type, of)
+    for name, tensor in load_tensors(folder / "original").items():
+        writer.add_tensor(rename(name, LLAMA), convert("llama", name, tensor)[0].contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -271,7 +271,7 @@ def test_file_alone_is_evaluated_as_with_its_folder(sides):
 
 
 def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
-    (_, path), (_, candidate) = (converted("qwen3_5", tmp_path / kind, kind) for kind in ("F32", "Q8_0"))
+    (_, path), (_, candidate) = (convert_model("qwen3_5", tmp_path / case, case) for case in ("F32", "Q8_0"))
     save_file({"ids": TOKENS.flatten()}, tmp_path / "ids.safetensors")
     evaluation = quanterr.evaluate(path, candidate, tokens=tmp_path / "ids.safetensors", context=16)
     assert (evaluation.verdict, evaluation.candidates[0].missing) == ("pass", [])

@@ -48,35 +48,35 @@ def inputs_of(name, seed):
     """Return the tensors of a call and its other arguments."""
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(*shape):
+    def draw(*shape):
         return torch.randn(*shape, generator=generator)
 
     return {
         "FluxTransformer2DModel": lambda: ({
-            "hidden_states": drawn(1, 16, 4), "encoder_hidden_states": drawn(1, 8, 32),
-            "pooled_projections": drawn(1, 32), "timestep": torch.tensor([0.7]), "img_ids": drawn(16, 3),
-            "txt_ids": drawn(8, 3),
+            "hidden_states": draw(1, 16, 4), "encoder_hidden_states": draw(1, 8, 32),
+            "pooled_projections": draw(1, 32), "timestep": torch.tensor([0.7]), "img_ids": draw(16, 3),
+            "txt_ids": draw(8, 3),
         }, {}),
         "SD3Transformer2DModel": lambda: ({
-            "hidden_states": drawn(1, 4, 8, 8), "encoder_hidden_states": drawn(1, 12, 32),
-            "pooled_projections": drawn(1, 64), "timestep": torch.tensor([500]),
+            "hidden_states": draw(1, 4, 8, 8), "encoder_hidden_states": draw(1, 12, 32),
+            "pooled_projections": draw(1, 64), "timestep": torch.tensor([500]),
         }, {}),
         "WanTransformer3DModel": lambda: ({
-            "hidden_states": drawn(1, 4, 2, 8, 8), "timestep": torch.tensor([500]),
-            "encoder_hidden_states": drawn(1, 12, 16),
+            "hidden_states": draw(1, 4, 2, 8, 8), "timestep": torch.tensor([500]),
+            "encoder_hidden_states": draw(1, 12, 16),
         }, {"return_dict": False}),
         "QwenImageTransformer2DModel": lambda: ({
-            "hidden_states": drawn(1, 16, 16), "encoder_hidden_states": drawn(1, 7, 16),
+            "hidden_states": draw(1, 16, 16), "encoder_hidden_states": draw(1, 7, 16),
             "encoder_hidden_states_mask": torch.ones(1, 7, dtype=torch.long), "timestep": torch.tensor([0.5]),
         }, {"img_shapes": [[(1, 4, 4)]]}),
         "LTXVideoTransformer3DModel": lambda: ({
-            "hidden_states": drawn(1, 32, 4), "encoder_hidden_states": drawn(1, 12, 16),
+            "hidden_states": draw(1, 32, 4), "encoder_hidden_states": draw(1, 12, 16),
             "timestep": torch.tensor([500]), "encoder_attention_mask": torch.ones(1, 12),
         }, {"num_frames": 2, "height": 4, "width": 4}),
     }[name]()  # fmt: skip
 
 
-def saved(name, folder):
+def save(name, folder):
     torch.manual_seed(1)
     model = getattr(diffusers, name)(**MODELS[name]).eval()
     for parameter in model.parameters():
@@ -85,7 +85,7 @@ def saved(name, folder):
     return model
 
 
-def recorded(name, path, number_of_calls=6, **changed):
+def record(name, path, number_of_calls=6, **changed):
     """Write a file of calls in two groups."""
     tensors, described = {}, {}
     for number in range(number_of_calls):
@@ -97,7 +97,7 @@ def recorded(name, path, number_of_calls=6, **changed):
     return path
 
 
-def fp8_scaled(tensors):
+def scale_fp8(tensors):
     """Return ComfyUI's scaled FP8 and the values it stands for."""
     written, values = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}, dict(tensors)
     for name, tensor in tensors.items():
@@ -130,10 +130,10 @@ def errors(model, values, name, calls):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_output_errors_equal_diffusers_own_forward(name, tmp_path):
-    model = saved(name, tmp_path / "original")
-    written, values = fp8_scaled(load_file(next((tmp_path / "original").glob("*.safetensors"))))
+    model = save(name, tmp_path / "original")
+    written, values = scale_fp8(load_file(next((tmp_path / "original").glob("*.safetensors"))))
     save_file(written, tmp_path / "fp8.safetensors")
-    inputs = recorded(name, tmp_path / "inputs.safetensors")
+    inputs = record(name, tmp_path / "inputs.safetensors")
     evaluation = quanterr.evaluate(tmp_path / "original", [tmp_path / "fp8.safetensors"], inputs=inputs)
     outputs, expected = evaluation.candidates[0].outputs, errors(model, values, name, 6)
     means = [sum(expected[:3]) / 3, sum(expected[3:]) / 3]
@@ -158,15 +158,15 @@ def test_output_errors_equal_diffusers_own_forward(name, tmp_path):
     ],
 )
 def test_calls_for_another_model_are_refused(changed, says, tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
-    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1, **changed)
+    save("FluxTransformer2DModel", tmp_path / "original")
+    inputs = record("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1, **changed)
 
     with pytest.raises(UsageError, match=says):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
 
 
 def test_call_without_a_needed_argument_is_refused(tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
+    save("FluxTransformer2DModel", tmp_path / "original")
     save_file({"0000/timestep": torch.ones(1)}, tmp_path / "inputs.safetensors")
 
     with pytest.raises(UsageError, match="call 0000 lacks hidden_states, which FluxTransformer2DModel needs"):
@@ -174,7 +174,7 @@ def test_call_without_a_needed_argument_is_refused(tmp_path):
 
 
 def test_unsuitable_shapes_are_wrong_usage(tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
+    save("FluxTransformer2DModel", tmp_path / "original")
     arguments, _ = inputs_of("FluxTransformer2DModel", 0)
     tensors = {f"a/{key}": value.contiguous() for key, value in arguments.items()} | {
         "a/hidden_states": torch.ones(1, 16, 5)
@@ -186,7 +186,7 @@ def test_unsuitable_shapes_are_wrong_usage(tmp_path):
 
 
 def test_denoiser_refuses_a_text(tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
+    save("FluxTransformer2DModel", tmp_path / "original")
     (tmp_path / "text").write_text("words")
 
     with pytest.raises(UsageError, match="reads no text: give recorded calls with inputs"):
@@ -194,30 +194,30 @@ def test_denoiser_refuses_a_text(tmp_path):
 
 
 def test_model_missing_from_diffusers_is_named(tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
+    save("FluxTransformer2DModel", tmp_path / "original")
     path = tmp_path / "original" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "Flux9Transformer2DModel"}))
-    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
+    inputs = record("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
 
     with pytest.raises(CheckpointError, match="has no model Flux9Transformer2DModel"):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "original"], inputs=inputs)
 
 
 def test_original_with_zero_outputs_is_an_error(tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
+    save("FluxTransformer2DModel", tmp_path / "original")
     path = next((tmp_path / "original").glob("*.safetensors"))
     tensors = load_file(path)
     save_file(tensors, tmp_path / "other.safetensors")
     save_file(tensors | {key: torch.zeros_like(tensors[key]) for key in ("proj_out.weight", "proj_out.bias")}, path)
-    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
+    inputs = record("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 1)
 
     with pytest.raises(CheckpointError, match="call 0000: the original's output is zero"):
         quanterr.evaluate(tmp_path / "original", [tmp_path / "other.safetensors"], inputs=inputs)
 
 
 def test_every_output_states_the_output_error(tmp_path):
-    saved("FluxTransformer2DModel", tmp_path / "original")
-    inputs = recorded("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 2)
+    save("FluxTransformer2DModel", tmp_path / "original")
+    inputs = record("FluxTransformer2DModel", tmp_path / "inputs.safetensors", 2)
     evaluation = quanterr.evaluate(
         tmp_path / "original", inputs=inputs, against=["int8_row"], require=["output_snr_db >= 20"]
     )
@@ -231,7 +231,7 @@ def test_every_output_states_the_output_error(tmp_path):
 
 def test_example_records_the_actual_model_inputs(tmp_path):
     name = "QwenImageTransformer2DModel"
-    model = saved(name, tmp_path / "original")
+    model = save(name, tmp_path / "original")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "capture_inputs.py"))
     with example["Recorder"](model, every=2) as recorder, torch.no_grad():
         for group in ("a", "b"):
@@ -262,9 +262,9 @@ OTHERS = {
 def test_transformers_models_take_calls(name, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     fields, shapes = OTHERS[name]
-    kind = getattr(transformers, name)
+    model_class = getattr(transformers, name)
     torch.manual_seed(3)
-    model = kind(kind.config_class(**fields)).eval()
+    model = model_class(model_class.config_class(**fields)).eval()
     model.save_pretrained(tmp_path / "original")
     stored = load_file(tmp_path / "original" / "model.safetensors")
     written, values = dict(stored), dict(stored)
@@ -280,7 +280,7 @@ def test_transformers_models_take_calls(name, tmp_path):
     save_file(calls, tmp_path / "calls.safetensors", {"quanterr.inputs": json.dumps({"version": 1, "class": name})})
 
     def run(folder):
-        arguments = kind.from_pretrained(folder).eval()
+        arguments = model_class.from_pretrained(folder).eval()
         with torch.no_grad():
             return [arguments(**call)[0].double() for call in inputs]
 
@@ -325,16 +325,16 @@ def test_timesteps_stay_exact_in_the_floor():
 
 class TestFloor:
     @staticmethod
-    def evaluated(tmp_path, stored, name="SD3Transformer2DModel", **options):
-        model = saved(name, tmp_path / "float32").to(stored)
+    def evaluate(tmp_path, stored, name="SD3Transformer2DModel", **options):
+        model = save(name, tmp_path / "float32").to(stored)
         model.save_pretrained(tmp_path / "original")
-        inputs = recorded(name, tmp_path / "inputs.safetensors", 3)
+        inputs = record(name, tmp_path / "inputs.safetensors", 3)
         return model, quanterr.evaluate(tmp_path / "original", against=["int8_row"], inputs=inputs, **options)
 
     @pytest.mark.parametrize("name", ["SD3Transformer2DModel", "FluxTransformer2DModel"])
     def test_floor_is_the_original_in_its_own_dtype_against_float32(self, name, tmp_path, monkeypatch):
         monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # bfloat16 support in the CPU rounds its own sums
-        model, evaluation = self.evaluated(tmp_path, torch.bfloat16, name)
+        model, evaluation = self.evaluate(tmp_path, torch.bfloat16, name)
         expected = []
         for number in range(3):
             arguments, plain = inputs_of(name, number)
@@ -355,7 +355,7 @@ class TestFloor:
         )
 
     def test_floor_is_in_every_table_and_names_candidates_below_it(self, tmp_path):
-        _, evaluation = self.evaluated(tmp_path, torch.bfloat16)
+        _, evaluation = self.evaluate(tmp_path, torch.bfloat16)
         evaluation.candidates[0].outputs.output_error = evaluation.floor.outputs.output_error / 2
         text = format_numbers(evaluation)
 
@@ -371,14 +371,14 @@ class TestFloor:
         ],
     )
     def test_missing_floor_states_its_reason(self, tmp_path, dtype, options, says):
-        _, evaluation = self.evaluated(tmp_path, dtype, **options)
+        _, evaluation = self.evaluate(tmp_path, dtype, **options)
 
         assert (None, says) == (evaluation.floor.outputs, evaluation.floor.reason)
         assert f"no floor: {says}" in format_numbers(evaluation)
 
     def test_failed_floor_does_not_end_the_evaluation(self, tmp_path):
-        _, evaluation = self.evaluated(tmp_path, torch.float16)
-        model = saved("SD3Transformer2DModel", tmp_path / "large")
+        _, evaluation = self.evaluate(tmp_path, torch.float16)
+        model = save("SD3Transformer2DModel", tmp_path / "large")
         model.proj_out.weight.data.mul_(1e6).clamp_(-6e4, 6e4)
         model.half().save_pretrained(tmp_path / "large")
         inputs = tmp_path / "inputs.safetensors"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from support.forked import call
 from support.making import quantized_fp8
-from support.small_models import ids, quantized_by, saved, stored
+from support.small_models import ids, load_tensors, quantized_by, save_model
 
 import quanterr
 from quanterr.documents.evaluation.logprobs import compute_perplexity, compute_ratio, read_logprobs
@@ -32,8 +32,8 @@ SUFFIXES = ("json", "jsonl", "csv", "html", "md", "xml")
 def folder(tmp_path_factory):
     """A small model, its quantized copy and tokens, with the outputs of an evaluation."""
     path = tmp_path_factory.mktemp("evaluate")
-    saved("llama", path / "original")
-    written, _ = quantized_by(quantized_fp8, stored(path / "original"))
+    save_model("llama", path / "original")
+    written, _ = quantized_by(quantized_fp8, load_tensors(path / "original"))
     (path / "quantized").mkdir()
     save_file(written, path / "quantized/model.safetensors")
     ids(path)
@@ -104,7 +104,7 @@ class TestCommand:
 
     def test_missing_tensor_exits_with_4_and_partial_is_allowed(self, folder, tmp_path):
         shutil.copytree(folder / "quantized", tmp_path / "less")
-        tensors = stored(tmp_path / "less")
+        tensors = load_tensors(tmp_path / "less")
         del tensors["model.norm.weight"]
         save_file(tensors, tmp_path / "less/model.safetensors")
 
@@ -347,7 +347,7 @@ def test_schema_accepts_written_evaluations(folder, done):
 class TestOutputs:
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def _written(cls, done):
+    def _files(cls, done):
         """Make sure that the outputs exist."""
 
     def text(self, folder, suffix):
@@ -435,12 +435,12 @@ class TestPpl:
         {"choices": [{"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}}]},
     )
 
-    def written(self, path, *lines):
+    def write(self, path, *lines):
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return str(path)
 
     def test_every_form_of_log_probabilities_is_read(self, tmp_path):
-        assert [[-1.0, -2.0]] * 5 == read_logprobs(self.written(tmp_path / "a.jsonl", *self.FORMS))
+        assert [[-1.0, -2.0]] * 5 == read_logprobs(self.write(tmp_path / "a.jsonl", *self.FORMS))
 
     def test_perplexity_is_the_exponential_mean_with_its_error(self, tmp_path):
         perplexity = compute_perplexity("x", [[-1.0, -2.0], [-3.0]])
@@ -473,7 +473,7 @@ class TestPpl:
             read_logprobs(str(tmp_path / "x.jsonl"))
 
     def test_ppl_command_shows_both_and_the_ratio(self, tmp_path):
-        paths = [self.written(tmp_path / f"{n}.jsonl", [-1.0, -2.0 - n]) for n in range(2)]
+        paths = [self.write(tmp_path / f"{n}.jsonl", [-1.0, -2.0 - n]) for n in range(2)]
         done = call("ppl", paths[1], "--baseline", paths[0])
         document = json.loads(call("ppl", paths[1], "--baseline", paths[0], "--json").stdout)
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.conversions import materialize, put_back, read_conversion
 from support.small_models import ids
-from test_evaluate import CONTEXT, EXACTLY, expected
+from test_evaluate import CONTEXT, EXACTLY, compute_expected
 
 import quanterr
 
@@ -49,7 +49,7 @@ def test_converted_file_predicts_the_same_as_its_values(name, tmp_path):
         made.original, [made.quantized / "model.gguf"], tokens=tokens, context=CONTEXT, activations="none", **EXACTLY
     )
     scores = evaluation.candidates[0].scores
-    want = expected(name, *(logits(folder, chunks) for folder in (made.original, plain)), chunks)
+    want = compute_expected(name, *(logits(folder, chunks) for folder in (made.original, plain)), chunks)
 
     assert ("pass", []) == (evaluation.verdict, evaluation.candidates[0].missing), evaluation.reasons
     assert 0 < scores.kld_mean < 0.01

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from support import simulated_device
 from support.float32 import OUTPUT_ERROR, of_squared_error
 from support.forked import call
-from support.simulated_device import NAME, UNKNOWN, simulated
-from support.small_models import ids, saved
+from support.simulated_device import NAME, UNKNOWN, simulate
+from support.small_models import ids, save_model
 from test_evaluate import CONTEXT, candidate
 
 import quanterr
@@ -24,8 +24,8 @@ MODELS = ["llama", "llama tied", "mixtral", "gemma3", "gpt2", "mamba", "t5", "be
 SCORES = ("ppl_original", "ppl", "kld_mean")
 
 
-def made(name, folder):
-    original = saved(name, folder / "original")
+def make_files(name, folder):
+    original = save_model(name, folder / "original")
     return original, candidate(original)[0], ids(folder)
 
 
@@ -43,7 +43,7 @@ def figures(candidate):
 
 
 def test_missing_device_is_an_environment_error(tmp_path):
-    original, quantized, tokens = made("llama", tmp_path)
+    original, quantized, tokens = make_files("llama", tmp_path)
 
     with pytest.raises(ResourceError, match="try device cpu"):
         quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device="cuda:99")
@@ -61,7 +61,7 @@ def agree(x, y, relative=None):
 def on_both(make):
     """Return the figures of an evaluation on the CPU and on a simulated device."""
     here = make("cpu")
-    with simulated():
+    with simulate():
         on_device = make(NAME)
     assert f"{NAME} (simulated)" == on_device.run.device
     return [figures(json.loads(evaluation.to_json())["candidates"][0]) for evaluation in (here, on_device)]
@@ -70,7 +70,7 @@ def on_both(make):
 @UNKNOWN
 @pytest.mark.parametrize("name", MODELS)
 def test_device_agrees_with_the_cpu(name, tmp_path):
-    original, quantized, tokens = made(name, tmp_path)
+    original, quantized, tokens = make_files(name, tmp_path)
 
     assert agree(
         *on_both(lambda device: quanterr.evaluate(original, [quantized], tokens=tokens, context=16, device=device))
@@ -80,7 +80,7 @@ def test_device_agrees_with_the_cpu(name, tmp_path):
 @UNKNOWN
 @pytest.mark.parametrize("activations", ["int8_token", "fp8_token", "nvfp4"])
 def test_inputs_and_the_kv_cache_are_rounded_as_on_the_cpu(activations, tmp_path):
-    original, quantized, tokens = made("llama", tmp_path)
+    original, quantized, tokens = make_files("llama", tmp_path)
     how = {
         "context": 16,
         "dtype": "float64",
@@ -101,13 +101,13 @@ def test_denoiser_agrees_with_the_cpu(tmp_path):
     import test_evaluate_calls as calls
 
     name = "QwenImageTransformer2DModel"
-    calls.saved(name, tmp_path / "original")
+    calls.save(name, tmp_path / "original")
     stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
-    save_file(calls.fp8_scaled(stored)[0], tmp_path / "fp8.safetensors")
+    save_file(calls.scale_fp8(stored)[0], tmp_path / "fp8.safetensors")
     sides = tmp_path / "original", [tmp_path / "fp8.safetensors"]
-    inputs = calls.recorded(name, tmp_path / "inputs.safetensors", number_of_calls=2)
+    inputs = calls.record(name, tmp_path / "inputs.safetensors", number_of_calls=2)
     here = quanterr.evaluate(*sides, inputs=inputs, device="cpu")
-    with simulated():
+    with simulate():
         on_device = quanterr.evaluate(*sides, inputs=inputs, device=NAME)
     x, y = (evaluation.candidates[0].outputs.output_error for evaluation in (here, on_device))
 
@@ -118,9 +118,9 @@ def test_denoiser_agrees_with_the_cpu(tmp_path):
 # Bytes of memory: too few for the first buffers, for the weights, for the logits.
 @pytest.mark.parametrize("limit", [100, 50_000, 150_000])
 def test_too_little_memory_is_an_environment_error(limit, tmp_path):
-    original, quantized, tokens = made("llama", tmp_path)
+    original, quantized, tokens = make_files("llama", tmp_path)
     how = {"tokens": tokens, "context": 16, "device": NAME}
-    with simulated(limit=limit), pytest.raises(ResourceError, match="memory") as raised:
+    with simulate(limit=limit), pytest.raises(ResourceError, match="memory") as raised:
         quanterr.evaluate(original, [quantized], **how)
 
     assert 5 == raised.value.status
@@ -130,7 +130,7 @@ def test_too_little_memory_is_an_environment_error(limit, tmp_path):
 @pytest.mark.slow  # in its own process: after a backward pass torch accepts no further devices
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_sensitivity_agrees_with_the_cpu(name, tmp_path):
-    original, quantized, tokens = made(name, tmp_path)
+    original, quantized, tokens = make_files(name, tmp_path)
     here = quanterr.evaluate(
         original, [quantized], tokens=tokens, context=16, device="cpu", sensitivity=tmp_path / "s.json"
     )
@@ -145,7 +145,7 @@ def test_sensitivity_agrees_with_the_cpu(name, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("name", MODELS)
 def test_cuda_agrees_with_the_cpu(name, tmp_path):
-    original, quantized, tokens = made(name, tmp_path)
+    original, quantized, tokens = make_files(name, tmp_path)
     here, on_gpu = (
         quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, device=device).to_json()
         for device in ("cpu", "cuda")

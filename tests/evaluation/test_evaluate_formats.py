@@ -11,10 +11,10 @@ from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from support.gguf_stored import LLAMA as LLAMA_KEYS
 from support.gguf_stored import Stored, write_gguf
-from support.small_models import ids, saved, stored
+from support.small_models import ids, load_tensors, save_model
 from support.tolerances import FLOAT64
-from test_evaluate import CONTEXT, expected, plain
-from test_evaluate_gguf import LLAMA, convert, named
+from test_evaluate import CONTEXT, compute_expected, plain
+from test_evaluate_gguf import LLAMA, convert, rename
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -50,8 +50,8 @@ def model_with(values, folder):
     """Return a one-layer Llama whose up projection is close to these values, and the values with its other weights."""
     rows, cols = values.shape
     tiny = {"hidden_size": cols, "intermediate_size": rows, "num_hidden_layers": 1}
-    original = saved("llama", folder / "original", **tiny)
-    tensors = stored(original)
+    original = save_model("llama", folder / "original", **tiny)
+    tensors = load_tensors(original)
     noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(3))
     tensors[f"{UP}.weight"] = (values + 0.02 * values.abs().max() * noise).contiguous()
     save_file(tensors, original / "model.safetensors", {"format": "pt"})
@@ -68,7 +68,7 @@ def same_as_plain(folder, quantized):
     how = {"tokens": tokens, "context": CONTEXT, "dtype": "float64", "batch": 2, "activations": "none"}
     evaluation = quanterr.evaluate(folder / "original", [quantized], **how)
     scores = evaluation.candidates[0].scores
-    want = expected("llama", *(plain("llama", folder / side, chunks) for side in ("original", "plain")), chunks)
+    want = compute_expected("llama", *(plain("llama", folder / side, chunks) for side in ("original", "plain")), chunks)
 
     assert "pass" == evaluation.verdict, evaluation.reasons
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
@@ -105,18 +105,18 @@ def test_k_type_predicts_the_same_as_llama_cpp_values(tmp_path):
         made, _ = convert("llama", name, tensor)
         up = name == f"{UP}.weight"
         raw = block.data.tobytes() if up else made.contiguous().numpy().tobytes()
-        parts.append(Stored(named(name, LLAMA), "Q4_K" if up else "F32", tuple(made.shape), raw))
+        parts.append(Stored(rename(name, LLAMA), "Q4_K" if up else "F32", tuple(made.shape), raw))
 
     same_as_plain(tmp_path, write_gguf(tmp_path / "model.gguf", parts, LLAMA_KEYS))
 
 
 def test_recipes_are_evaluated_without_a_file(tmp_path):
     """A recipe evaluates like a plain checkpoint that holds the recipe's values."""
-    original = saved("llama", tmp_path / "original")
+    original = save_model("llama", tmp_path / "original")
     tokens = ids(tmp_path)
     tensors = {
         name: quanterr.fake_quantize(tensor, "int4_g8") if "_proj" in name else tensor
-        for name, tensor in stored(original).items()
+        for name, tensor in load_tensors(original).items()
     }
     (tmp_path / "plain").mkdir()
     save_file(tensors, tmp_path / "plain/model.safetensors")

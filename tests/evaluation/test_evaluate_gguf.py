@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.gguf_stored import F32, U32, Stored, architecture, key, paired, write_gguf
-from support.small_models import auto_of, ids, saved, stored
+from support.gguf_stored import F32, U32, Stored, architecture, key, pair_rows, write_gguf
+from support.small_models import auto_of, ids, load_tensors, save_model
 from support.tolerances import FLOAT64
-from test_evaluate import CONTEXT, EXACTLY, expected, plain
+from test_evaluate import CONTEXT, EXACTLY, compute_expected, plain
 
 import quanterr
 
@@ -38,23 +38,23 @@ NAMES_OUTSIDE_BLOCKS = {"model.embed_tokens": "token_embd", "model.norm": "outpu
          "backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm"}  # fmt: skip
 
 
-def named(name, blocks):
+def rename(name, blocks):
     """Return llama.cpp's name; A_log and D lack .weight."""
-    path, _, kind = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
+    path, _, suffix = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "")
     match = re.fullmatch(r"(?:model|transformer|backbone)\.(?:layers|h)\.(\d+)\.(.+)", path)
     llama_name = f"blk.{match[1]}.{blocks[match[2]]}" if match else NAMES_OUTSIDE_BLOCKS[path]
-    return f"{llama_name}.{kind}" if kind else llama_name
+    return f"{llama_name}.{suffix}" if suffix else llama_name
 
 
-def convert(kind, name, values):
+def convert(family, name, values):
     """Return a tensor as llama.cpp's converter stores it, and the function that restores it."""
-    if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         heads = 4 if "q_proj" in name else 2
-        order = torch.from_numpy(paired(torch.arange(len(values)).float(), heads).numpy()).long()
+        order = torch.from_numpy(pair_rows(torch.arange(len(values)).float(), heads).numpy()).long()
         return values[order], lambda stored: torch.empty_like(stored).index_copy_(0, order, stored)
-    if kind == "gemma2" and "norm" in name:
+    if family == "gemma2" and "norm" in name:
         return values + 1, lambda stored: stored - 1
-    if kind == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight$", name):
+    if family == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight$", name):
         return values.t().contiguous(), lambda stored: stored.t().contiguous()
     if name.endswith("A_log"):
         return -values.exp(), lambda stored: (-stored).log()
@@ -63,12 +63,12 @@ def convert(kind, name, values):
     return values, lambda stored: stored
 
 
-def written(kind, folder, blocks, path, keys=()):
+def write(family, folder, blocks, path, keys=()):
     """Write a saved model as GGUF with matrices in Q8_0, and return the values it stands for by original names."""
     tensors, values = [], {}
-    for name, tensor in stored(folder).items():
-        made, back = convert(kind, name, tensor.float())
-        llama_name = named(name, blocks)
+    for name, tensor in load_tensors(folder).items():
+        made, back = convert(family, name, tensor.float())
+        llama_name = rename(name, blocks)
         array = np.ascontiguousarray(made.numpy())
         if array.ndim == 2 and array.shape[1] % 32 == 0 and not llama_name.startswith(("position", "blk.0.ssm_conv")):
             raw = gguf.quants.quantize(array, Q8_0)
@@ -77,17 +77,17 @@ def written(kind, folder, blocks, path, keys=()):
         else:
             tensors.append(Stored(llama_name, "F32", array.shape, array.tobytes()))
         values[name] = back(made).contiguous()
-    return write_gguf(path, tensors, [*architecture(kind), *keys]), values
+    return write_gguf(path, tensors, [*architecture(family), *keys]), values
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "blocks"),
+    ("family", "name", "blocks"),
     [("llama", "llama", LLAMA), ("gemma2", "gemma2", GEMMA), ("gpt2", "gpt2", GPT2), ("mamba", "mamba", MAMBA)],
     ids=["llama", "gemma2", "gpt2", "mamba"],
 )
-def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path):
-    original = saved(name, tmp_path / "original")
-    path, values = written(kind, original, blocks, tmp_path / "model.gguf")
+def test_gguf_file_predicts_the_same_as_its_values(family, name, blocks, tmp_path):
+    original = save_model(name, tmp_path / "original")
+    path, values = write(family, original, blocks, tmp_path / "model.gguf")
     (tmp_path / "plain").mkdir()
     save_file(values, tmp_path / "plain/model.safetensors", {"format": "pt"})
     (tmp_path / "plain/config.json").write_text((original / "config.json").read_text())
@@ -96,7 +96,7 @@ def test_gguf_file_predicts_the_same_as_its_values(kind, name, blocks, tmp_path)
     weights = {"activations": "none"}
     evaluation = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY, **weights)
     scores = evaluation.candidates[0].scores
-    want = expected(name, *(plain(name, folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
+    want = compute_expected(name, *(plain(name, folder, chunks) for folder in (original, tmp_path / "plain")), chunks)
 
     assert ("pass", []) == (evaluation.verdict, evaluation.candidates[0].missing), evaluation.reasons
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
@@ -113,8 +113,8 @@ def round_q8_0(x):
 
 
 def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
-    original = saved("llama", tmp_path / "original")
-    path, values = written("llama", original, LLAMA, tmp_path / "model.gguf")
+    original = save_model("llama", tmp_path / "original")
+    path, values = write("llama", original, LLAMA, tmp_path / "model.gguf")
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     candidate = quanterr.evaluate(original, [path], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[0]
@@ -125,7 +125,7 @@ def test_inputs_are_rounded_as_in_llama_cpp(tmp_path):
             module.register_forward_pre_hook(lambda _, args: (round_q8_0(args[0]),))
     with torch.inference_mode():
         logits = model(input_ids=chunks, use_cache=False).logits
-    *_, kld = expected("llama", plain("llama", original, chunks), logits, chunks)
+    *_, kld = compute_expected("llama", plain("llama", original, chunks), logits, chunks)
 
     assert ({"q8_0": 13}, "pass") == (candidate.activations, candidate.verdict), candidate.reasons
     assert kld == pytest.approx(candidate.scores.kld_mean, rel=1e-6)
@@ -136,12 +136,12 @@ def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
     pytest.importorskip("accelerate", reason="accelerate is not installed (pip install -e '.[dev]')")
     from transformers import AutoModelForCausalLM
 
-    original = saved("llama", tmp_path / "original")
+    original = save_model("llama", tmp_path / "original")
     sizes = {"block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 48}
     sizes |= {"rope.dimension_count": 8, "vocab_size": 96}
     keys = [key(f"llama.{name}", U32, size) for name, size in sizes.items()]
     keys.append(key("llama.attention.layer_norm_rms_epsilon", F32, 1e-6))
-    path, _ = written("llama", original, LLAMA, tmp_path / "model.gguf", keys)
+    path, _ = write("llama", original, LLAMA, tmp_path / "model.gguf", keys)
     tokens = ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     weights = {"activations": "none"}
@@ -150,7 +150,7 @@ def test_transformers_own_gguf_reader_gives_the_same(tmp_path):
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float64).eval()
         logits = model(input_ids=chunks, use_cache=False).logits
-    want = expected("llama", plain("llama", original, chunks), logits, chunks)
+    want = compute_expected("llama", plain("llama", original, chunks), logits, chunks)
 
     assert pytest.approx(want, rel=FLOAT64) == (scores.ppl_original, scores.ppl, scores.kld_mean)
     assert scores.kld_mean > 1e-6

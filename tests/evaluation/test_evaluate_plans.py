@@ -5,7 +5,7 @@ import random
 from math import exp, sqrt
 
 import pytest
-from support.small_models import ids, saved, with_words
+from support.small_models import ids, save_model, with_words
 
 import quanterr
 from quanterr.documents.sensitivity import KLD, Sensitivity, read_sensitivity
@@ -24,7 +24,7 @@ def divergences(original, tokens, against):
 
 
 def test_uniform_plan_equals_its_recipe_and_a_mix_equals_neither(tmp_path):
-    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
+    original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path)
     plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
     names = [layer.layer_name for layer in plan.layers]
     for title, recipes in (("uniform", ["int8_row"]), ("mix", ["int8_row", "original"])):
@@ -41,7 +41,7 @@ def test_uniform_plan_equals_its_recipe_and_a_mix_equals_neither(tmp_path):
 
 
 def test_plan_for_another_original_is_refused(tmp_path):
-    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
+    original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path)
     plan = quanterr.plan(original, bits=20, to=["int8_row"], device="cpu")
     plan.layers[0].layer_name = "model.layers.9.mlp.up_proj.weight"
     plan.save(tmp_path / "plan.json")
@@ -50,10 +50,10 @@ def test_plan_for_another_original_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def studied(tmp_path_factory):
+def files(tmp_path_factory):
     """A model with a tokenizer, a text, and a sensitivity with three measured recipes."""
     folder = tmp_path_factory.mktemp("studied")
-    original = saved("llama", folder / "original")
+    original = save_model("llama", folder / "original")
     with_words(original)
     draw = random.Random(5)
     text = folder / "text.txt"
@@ -70,8 +70,8 @@ RECIPES = ["int8_row", "int6_g32", "int4_g32"]
 
 
 class TestCalibration:
-    def test_measured_recipe_costs_its_measured_divergence(self, studied):
-        original, _, path, scores = studied
+    def test_measured_recipe_costs_its_measured_divergence(self, files):
+        original, _, path, scores = files
         ranking = quanterr.sweep(original, to=[*RECIPES, "int5_g32"], sensitivity=path, device="cpu")
         predicted = {candidate.name: candidate.predicted_kld for candidate in ranking.candidates}
 
@@ -79,8 +79,8 @@ class TestCalibration:
             assert pytest.approx(scores[recipe].kld_mean, rel=SUMMED) == predicted[recipe]
         assert predicted["int6_g32"] < predicted["int5_g32"] < predicted["int4_g32"]
 
-    def test_other_recipes_are_corrected_by_the_average_ratio(self, studied):
-        *_, path, scores = studied
+    def test_other_recipes_are_corrected_by_the_average_ratio(self, files):
+        *_, path, scores = files
         rows = json.loads(path.read_text())["recipes"]
         off = [scores[recipe].kld_mean / rows[recipe]["predicted_kld"] for recipe in RECIPES]
         sensitivity = read_sensitivity(str(path))
@@ -105,8 +105,8 @@ class TestCalibration:
         assert "measure 3 or more" in sensitivity.note
 
     @pytest.mark.parametrize(("kld", "error"), [(1e-3, 5e-4), (KLD.farthest + 0.01, 1e-4), (0.0, 0.0), (-1e-9, 0.0)])
-    def test_noise_and_extreme_ratios_are_not_used_for_calibration(self, studied, tmp_path, kld, error):
-        document = json.loads(studied[2].read_text())
+    def test_noise_and_extreme_ratios_are_not_used_for_calibration(self, files, tmp_path, kld, error):
+        document = json.loads(files[2].read_text())
         document["recipes"] = {"int8_row": {"kld": kld, "kld_se": error, "predicted_kld": 1e-3}}
         (tmp_path / "s.json").write_text(json.dumps(document))
         sensitivity = read_sensitivity(str(tmp_path / "s.json"))
@@ -116,16 +116,16 @@ class TestCalibration:
     def test_alphas_are_unchanged_without_measured_recipes(self):
         assert Sensitivity({"w": 2.0}).alphas("int8_row") == {"w": 2.0}
 
-    def test_plans_mention_the_calibration(self, studied):
-        original, _, path, _ = studied
+    def test_plans_mention_the_calibration(self, files):
+        original, _, path, _ = files
         plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, device="cpu")
 
         assert "calibrated by recipes measured" in plan.notes[0]
 
 
 class TestVerify:
-    def test_verified_number_equals_an_evaluation(self, studied):
-        original, text, path, _ = studied
+    def test_verified_number_equals_an_evaluation(self, files):
+        original, text, path, _ = files
         options = {"text": text, "context": CONTEXT, "device": "cpu"}
         plan = quanterr.plan(original, bits=6, to=RECIPES, sensitivity=path, verify=True, **options)
         alone = quanterr.evaluate(original, against=[plan], **options).candidates[0].scores
@@ -134,8 +134,8 @@ class TestVerify:
         assert f"measured {plan.measured.kld:.4g}" in conclusion(plan)
 
     @pytest.mark.parametrize("wrong", [0.2, 1, 5])
-    def test_measured_divergence_keeps_within_the_limit(self, studied, tmp_path, wrong):
-        original, text, path, scores = studied
+    def test_measured_divergence_keeps_within_the_limit(self, files, tmp_path, wrong):
+        original, text, path, scores = files
         document = json.loads(path.read_text())
         document["recipes"] = {}  # the predictions are wrong by a factor
         document["weights"] = [
@@ -153,19 +153,19 @@ class TestVerify:
         assert limit / 2 < plan.measured.kld <= limit
         assert plan.goal == f"--max-kld {limit:g}"
 
-    def test_verification_needs_a_text_and_a_text_needs_verification(self, studied):
-        original, text, path, _ = studied
+    def test_verification_needs_a_text_and_a_text_needs_verification(self, files):
+        original, text, path, _ = files
         for options in ({"verify": True}, {"text": text}):
             with pytest.raises(UsageError, match="give both"):
                 quanterr.plan(original, bits=6, sensitivity=path, **options)
 
-    def test_verification_excludes_an_importance_matrix(self, studied):
-        original, text, path, _ = studied
+    def test_verification_excludes_an_importance_matrix(self, files):
+        original, text, path, _ = files
         with pytest.raises(UsageError, match="omit importance"):
             quanterr.plan(original, bits=6, sensitivity=path, verify=True, text=text, importance="imatrix.gguf")
 
-    def test_uninformative_text_is_refused_for_verification(self, studied, tmp_path):
-        original, _, path, _ = studied
+    def test_uninformative_text_is_refused_for_verification(self, files, tmp_path):
+        original, _, path, _ = files
         (tmp_path / "same.txt").write_text("w1 " * 640)
         with pytest.raises(UsageError, match=r"^verify: "):
             quanterr.plan(

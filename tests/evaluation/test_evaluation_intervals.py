@@ -4,7 +4,7 @@ from math import sqrt
 
 import pytest
 import torch
-from support.small_models import ids, saved
+from support.small_models import ids, save_model
 
 import quanterr
 from quanterr.documents.evaluation.pairs import compare_neighbours, compare_paired
@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 @pytest.fixture(scope="module")
 def evaluation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("intervals")
-    original = saved("llama", folder / "original")
+    original = save_model("llama", folder / "original")
     return quanterr.evaluate(
         original, against=["int8_row", "int6_g32", "int4_g32"], tokens=ids(folder, 160), context=16
     )

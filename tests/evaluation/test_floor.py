@@ -7,8 +7,8 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from support.float32 import OF_BFLOAT16
-from support.small_models import ids, saved, stored, with_words
-from test_evaluate import CONTEXT, expected, plain
+from support.small_models import ids, load_tensors, save_model, with_words
+from test_evaluate import CONTEXT, compute_expected, plain
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import quanterr
@@ -24,13 +24,13 @@ pytest.importorskip("transformers", reason='transformers is not installed (pip i
 
 def in_bfloat16(name, folder):
     """Save a model in bfloat16."""
-    saved(name, folder)
-    tensors = {key: tensor.bfloat16() for key, tensor in stored(folder).items()}
+    save_model(name, folder)
+    tensors = {key: tensor.bfloat16() for key, tensor in load_tensors(folder).items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def evaluated(folder, name="llama", n=96, **options):
+def evaluate(folder, name="llama", n=96, **options):
     """Evaluate a model that is stored in bfloat16 against two recipes."""
     original, tokens = in_bfloat16(name, folder / "original"), ids(folder, n)
     return tokens, quanterr.evaluate(
@@ -40,15 +40,15 @@ def evaluated(folder, name="llama", n=96, **options):
 
 @pytest.fixture(scope="module")
 def shared_evaluation(tmp_path_factory):
-    return evaluated(tmp_path_factory.mktemp("floor"), n=9 * CONTEXT)[1]
+    return evaluate(tmp_path_factory.mktemp("floor"), n=9 * CONTEXT)[1]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "deepseek_v3", "t5"])
 def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_path):
-    tokens, evaluation = evaluated(tmp_path, name, batch=3)
+    tokens, evaluation = evaluate(tmp_path, name, batch=3)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain(name, tmp_path / "original", chunks, dtype) for dtype in (torch.float32, torch.bfloat16))
-    base, ppl, kld = expected(name, x, y, chunks)
+    base, ppl, kld = compute_expected(name, x, y, chunks)
 
     assert (base, ppl, kld) == (
         pytest.approx(evaluation.floor.scores.ppl_original, rel=1e-4),
@@ -60,7 +60,7 @@ def test_floor_equals_the_divergence_in_plain_bfloat16_transformers(name, tmp_pa
 
 def test_encoder_floor_covers_hidden_states_in_all_chunks(tmp_path):
     """The error is the root of an energy, so its tolerance is half as large."""
-    tokens, evaluation = evaluated(tmp_path, "bert", n=6 * CONTEXT)
+    tokens, evaluation = evaluate(tmp_path, "bert", n=6 * CONTEXT)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     x, y = (plain("bert", tmp_path / "original", chunks, dtype).double() for dtype in (torch.float32, torch.bfloat16))
     floor = evaluation.floor.embeddings
@@ -104,14 +104,14 @@ def test_candidate_above_the_floor_is_not_called_below_it(shared_evaluation):
 
 
 def test_floor_is_missing_where_both_sides_compute_in_16_bits(tmp_path):
-    _, evaluation = evaluated(tmp_path, dtype="bfloat16")
+    _, evaluation = evaluate(tmp_path, dtype="bfloat16")
     says = "both sides compute in 16 bits: --dtype float32 measures it"
 
     assert (None, says) == (evaluation.floor.scores, evaluation.floor.reason)
 
 
 def test_floor_is_missing_for_a_float32_original(tmp_path):
-    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path)
+    original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path)
     evaluation = quanterr.evaluate(original, against=["int8_row"], tokens=tokens, context=CONTEXT)
 
     assert (None, "the original is not stored in a 16-bit float") == (evaluation.floor.scores, evaluation.floor.reason)

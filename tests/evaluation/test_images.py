@@ -285,20 +285,20 @@ class TestBaseline:
 
 class TestDocument:
     @pytest.fixture
-    def stored(self, folders, tmp_path):
+    def images_and_path(self, folders, tmp_path):
         images = quanterr.compare_images(*folders, require="min(ssim) >= 0.1")
         images.save(tmp_path / "i.json")
         return images, tmp_path / "i.json"
 
-    def test_document_is_read_back_unchanged_and_follows_its_schema(self, stored):
-        images, path = stored
+    def test_document_is_read_back_unchanged_and_follows_its_schema(self, images_and_path):
+        images, path = images_and_path
         schema = json.loads(CliRunner().invoke(app, ["schema", "images"]).stdout)
 
         assert images.to_json() == quanterr.read_document(str(path)).to_json()
         jsonschema.validate(json.loads(path.read_text()), schema)
 
-    def test_stored_images_are_judged_again(self, stored):
-        _, path = stored
+    def test_stored_images_are_judged_again(self, images_and_path):
+        _, path = images_and_path
         statuses = [
             CliRunner().invoke(app, ["gate", str(path), "--require", f"min(ssim) >= {limit}"]).exit_code
             for limit in (0.1, 0.9999)
@@ -306,8 +306,8 @@ class TestDocument:
 
         assert [Status.OK, Status.GATE_FAILED] == statuses
 
-    def test_page_shows_the_worst_pairs_first_and_loads_nothing(self, stored):
-        images, _ = stored
+    def test_page_shows_the_worst_pairs_first_and_loads_nothing(self, images_and_path):
+        images, _ = images_and_path
         file = io.StringIO()
         next(output for output in OUTPUTS if output.name == "html").write(images, file)
         page = file.getvalue()
@@ -318,15 +318,15 @@ class TestDocument:
         assert "img-src data:" in page
         assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
 
-    def test_document_with_any_picture_but_a_jpeg_is_refused(self, stored):
-        images, path = stored
+    def test_document_with_any_picture_but_a_jpeg_is_refused(self, images_and_path):
+        images, path = images_and_path
         text = re.sub(r'"checksum": "[^"]*",\n', "", path.read_text())
         path.write_text(text.replace(images.worst[0].original, "https://example.org/x.jpg"))
         with pytest.raises(quanterr.QuanterrError):
             quanterr.read_document(str(path))
 
-    def test_diff_follows_ssim_and_needs_the_same_originals(self, stored, folders):
-        images, _ = stored
+    def test_diff_follows_ssim_and_needs_the_same_originals(self, images_and_path, folders):
+        images, _ = images_and_path
         save(folders[1] / "8.png", make_pair(60, 8)[1])
         new = quanterr.compare_images(*folders)
         (change,) = quanterr.diff(images, new).candidates

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.small_models import quantized_by, saved, stored, with_words
+from support.small_models import load_tensors, quantized_by, save_model, with_words
 from support.tolerances import FLOAT64
 from test_evaluate import quantized_fp8
 from torch import Tensor
@@ -129,9 +129,9 @@ def make(name: str, folder: Path) -> tuple[Path, Path, Path]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
-    paths = [folder / kind for kind in ("original", "quantized", "plain")]
+    paths = [folder / side for side in ("original", "quantized", "plain")]
     model.save_pretrained(paths[0])
-    written, values = quantized_by(quantized_fp8, stored(paths[0]))
+    written, values = quantized_by(quantized_fp8, load_tensors(paths[0]))
     for path, tensors in zip(paths[1:], (written, values), strict=True):
         path.mkdir()
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
@@ -246,7 +246,7 @@ def projector(original: Path, path: Path) -> dict[str, Tensor]:
     writer.add_type("mmproj")
     for key, number in {"block_count": 2, "embedding_length": 16, "attention.head_count": 2}.items():
         writer.add_uint32(f"clip.vision.{key}", number)
-    for name, x in stored(original).items():
+    for name, x in load_tensors(original).items():
         if "language_model" not in name:
             # The name before transformers 5; 5.4 and 5.5 write "model." before it.
             old = re.sub(r"vision_tower\.(?!vision_model)", "vision_tower.vision_model.", name.removeprefix("model."))
@@ -274,7 +274,7 @@ def test_only_the_language_model_has_a_cache(square, tmp_path, monkeypatch):
 def test_projector_of_llama_cpp_is_the_tower_of_the_original(square, tmp_path, monkeypatch):
     original, _, plain = make("llava", tmp_path)
     monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
-    values = stored(original) | projector(original, tmp_path / "mmproj.gguf")
+    values = load_tensors(original) | projector(original, tmp_path / "mmproj.gguf")
     save_file(values, plain / "model.safetensors", {"format": "pt"})
 
     evaluation = quanterr.evaluate(
@@ -299,7 +299,7 @@ class TestRefusals:
     def test_draft_with_images_is_refused(self, square, tmp_path, monkeypatch):
         original, _, _ = make("llava", tmp_path)
         monkeypatch.setattr(conversations, "make_processor", lambda folder, where: Processor("llava"))
-        draft = saved("llama", tmp_path / "draft")
+        draft = save_model("llama", tmp_path / "draft")
         with pytest.raises(UsageError, match="have images or sounds, which a draft does not take"):
             quanterr.evaluate(original, chat=square / "chat.jsonl", context=64, draft=[draft])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import asdict
 from safetensors.torch import save_file
-from support.small_models import ids, saved, stored
+from support.small_models import ids, load_tensors, save_model
 from test_texts import CONVERSATIONS, PROMPT, TURNS, template, with_words
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -48,7 +48,7 @@ def alike(first, second):
 # With or without a separate head, a soft cap after it, its own attention, windows, logits of all positions.
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "gpt_oss", "mistral", "mixtral", "mamba"])
 def test_pieces_give_the_same_as_the_whole(name, tmp_path, monkeypatch):
-    original, tokens = saved(name, tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    original, tokens = save_model(name, tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS)
     in_pieces(monkeypatch)
     calls, compute = [], ModelRun.compute
@@ -59,8 +59,11 @@ def test_pieces_give_the_same_as_the_whole(name, tmp_path, monkeypatch):
 
 
 def test_drafts_and_the_floor_work_in_pieces(tmp_path, monkeypatch):
-    original, draft = saved("llama", tmp_path / "original"), saved("llama", tmp_path / "small", num_hidden_layers=1)
-    half = {name: tensor.bfloat16() for name, tensor in stored(original).items()}
+    original, draft = (
+        save_model("llama", tmp_path / "original"),
+        save_model("llama", tmp_path / "small", num_hidden_layers=1),
+    )
+    half = {name: tensor.bfloat16() for name, tensor in load_tensors(original).items()}
     save_file(half, original / "model.safetensors", {"format": "pt"})
     tokens = ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, draft=draft, tokens=tokens, **OPTIONS)
@@ -74,7 +77,7 @@ def test_drafts_and_the_floor_work_in_pieces(tmp_path, monkeypatch):
 
 
 def test_conversations_work_in_pieces(tmp_path, monkeypatch):
-    original = saved("llama", tmp_path / "original")
+    original = save_model("llama", tmp_path / "original")
     with_words(original)
     template(original, TURNS + PROMPT)
     lines = [{"messages": [{"role": r, "content": c} for r, c in conversation]} for conversation in CONVERSATIONS]
@@ -94,7 +97,7 @@ def test_model_with_changed_head_inputs_runs_without_pieces(tmp_path, monkeypatc
         return CausalLMOutputWithPast(logits=self.lm_head(2 * hidden[:, -logits_to_keep:]))
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, against="int8_row", tokens=tokens, **OPTIONS)
     in_pieces(monkeypatch)
 
@@ -102,7 +105,7 @@ def test_model_with_changed_head_inputs_runs_without_pieces(tmp_path, monkeypatc
 
 
 def test_reference_works_in_pieces(tmp_path, monkeypatch):
-    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
+    original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path, 4 * CONTEXT)
     in_pieces(monkeypatch)
     study(original, save_reference=tmp_path / "reference", tokens=tokens, **OPTIONS)
     beside = quanterr.evaluate(original, kv="fp8", tokens=tokens, **OPTIONS)
@@ -128,7 +131,7 @@ def test_equal_masks_are_shared(tmp_path, monkeypatch):
 
 
 def test_long_context_keys_are_rounded_whole(tmp_path, monkeypatch):
-    original = saved("mistral", tmp_path / "original")
+    original = save_model("mistral", tmp_path / "original")
     tokens = ids(tmp_path, 4 * CONTEXT)
     whole = quanterr.evaluate(original, kv="fp8_head", tokens=tokens, **OPTIONS)
     in_pieces(monkeypatch)

@@ -12,7 +12,7 @@ from quanterr.errors import UsageError
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-from support.denoisers import call, converter, made, nested, write_calls  # noqa: E402 - it imports diffusers
+from support.denoisers import call, converter, make_model, nest, write_calls  # noqa: E402 - it imports diffusers
 
 pytestmark = pytest.mark.session
 
@@ -20,7 +20,7 @@ RANK, ALPHA = 4, 2.0
 KINDS = {"peft": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 
 
-def adapter(tensors, names, kind, prefix, underscores=False):
+def adapter(tensors, names, program, prefix, underscores=False):
     """Return a LoRA for some weights as it is stored, and the merged weights."""
     generator = torch.Generator().manual_seed(5)
     stored, merged = {}, {key: value.float() for key, value in tensors.items()}
@@ -29,11 +29,11 @@ def adapter(tensors, names, kind, prefix, underscores=False):
         down = torch.randn(RANK, *weight.shape[1:], generator=generator) * 0.3
         up = torch.randn(weight.shape[0], RANK, *(1 for _ in weight.shape[2:]), generator=generator) * 0.3
         module = prefix + (name.replace(".", "_") if underscores else name)
-        first, second = KINDS[kind]
+        first, second = KINDS[program]
         stored |= {f"{module}.{first}.weight": down, f"{module}.{second}.weight": up}
-        if kind == "kohya":
+        if program == "kohya":
             stored[f"{module}.alpha"] = torch.tensor(ALPHA)
-        scale = ALPHA / RANK if kind == "kohya" else 1.0
+        scale = ALPHA / RANK if program == "kohya" else 1.0
         merged[f"{name}.weight"] = weight.float() + scale * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
     return stored, merged
 
@@ -46,7 +46,7 @@ def error_of(model, family, base, other):
         for state in (base, other):
             model.load_state_dict(state)
             with torch.no_grad():
-                outputs.append(model(**nested(call(family, number)), return_dict=False)[0].double())
+                outputs.append(model(**nest(call(family, number)), return_dict=False)[0].double())
         x, y = outputs
         errors.append(float((y - x).square().sum() / x.square().sum()))
     return sum(errors) / 2
@@ -56,7 +56,7 @@ def error_of(model, family, base, other):
 def flux(tmp_path_factory):
     """A small FLUX in both namings, its weights rounded to BF16 as a candidate, and calls."""
     folder = tmp_path_factory.mktemp("flux")
-    model, tensors = made("FLUX.1", folder / "original")
+    model, tensors = make_model("FLUX.1", folder / "original")
     save_file(tensors, folder / "original.safetensors")
     save_file({key: value.bfloat16() for key, value in tensors.items()}, folder / "candidate.safetensors")
     return folder, model, tensors, write_calls("FLUX.1", folder / "calls.safetensors", 2)
@@ -66,14 +66,14 @@ STORED = ["double_blocks.0.img_attn.qkv", "single_blocks.1.linear1", "final_laye
 
 
 @pytest.mark.parametrize(
-    ("kind", "prefix", "underscores"),
+    ("program", "prefix", "underscores"),
     [("kohya", "lora_unet_", True), ("peft", "diffusion_model.", False), ("kohya", "", False)],
 )
-def test_lora_with_file_names_is_merged_into_both_sides(kind, prefix, underscores, flux, tmp_path):
+def test_lora_with_file_names_is_merged_into_both_sides(program, prefix, underscores, flux, tmp_path):
     folder, model, tensors, inputs = flux
-    stored, merged = adapter(tensors, STORED, kind, prefix, underscores)
+    stored, merged = adapter(tensors, STORED, program, prefix, underscores)
     save_file(stored | {"lora_te1_text_model.lora_down.weight": torch.ones(1, 1)}, tmp_path / "lora.safetensors")
-    _, other = adapter({key: value.bfloat16() for key, value in tensors.items()}, STORED, kind, prefix)
+    _, other = adapter({key: value.bfloat16() for key, value in tensors.items()}, STORED, program, prefix)
     convert = converter("FLUX.1")
     expected = error_of(
         model, "FLUX.1", *(convert(checkpoint=dict(side), config=dict(model.config)) for side in (merged, other))
@@ -95,7 +95,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
     metadata = {"transformer.r": 2 * RANK, "transformer.lora_alpha": RANK}
     save_file(stored, tmp_path / "lora.safetensors", {"lora_adapter_metadata": json.dumps(metadata)})
 
-    def merged(state):
+    def merge(state):
         state = {key: value.float() for key, value in state.items()}
         for name in names:
             a, b = (stored[f"transformer.{name}.lora_{matrix}.weight"] for matrix in "AB")
@@ -104,7 +104,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
 
     rounded = {key: value.bfloat16() for key, value in base.items()}
     save_file(rounded, tmp_path / "bf16.safetensors")
-    expected = error_of(model, "FLUX.1", merged(base), merged(rounded))
+    expected = error_of(model, "FLUX.1", merge(base), merge(rounded))
     evaluation = quanterr.evaluate(
         folder / "original", [tmp_path / "bf16.safetensors"], inputs=inputs, lora=tmp_path / "lora.safetensors"
     )
@@ -114,7 +114,7 @@ def test_lora_with_diffusers_names_takes_alpha_from_its_metadata(flux, tmp_path)
 
 def test_other_names_go_through_the_diffusers_loader(tmp_path):
     """A LoRA from musubi-tuner has the names of Wan's authors, and the folder has diffusers' names."""
-    model, tensors = made("Wan", tmp_path / "original")
+    model, tensors = make_model("Wan", tmp_path / "original")
     names = [f"blocks.{n}.self_attn.{layer}" for n in range(2) for layer in "qkvo"]
     names += [f"blocks.{n}.cross_attn.{layer}" for n in range(2) for layer in "qkvo"]
     names += [f"blocks.{n}.ffn.{layer}" for n in range(2) for layer in (0, 2)]
@@ -151,10 +151,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_unsupported_lora_is_refused(kind, flux, tmp_path):
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsupported_lora_is_refused(case, flux, tmp_path):
     folder, _, _, inputs = flux
-    shapes, says = REFUSED[kind]
+    shapes, says = REFUSED[case]
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "lora.safetensors")
 
     with pytest.raises(UsageError, match=says):

@@ -13,7 +13,7 @@ from quanterr.evaluation.run import study
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-from support.denoisers import call, made, nested, write_calls  # noqa: E402 - it imports diffusers
+from support.denoisers import call, make_model, nest, write_calls  # noqa: E402 - it imports diffusers
 
 pytestmark = pytest.mark.session
 
@@ -26,7 +26,7 @@ FLOAT64 = 1e-9
 def flux(tmp_path_factory):
     """A small FLUX in both namings, recorded calls, and the sensitivity of each with five candidates."""
     folder = tmp_path_factory.mktemp("flux")
-    model, tensors = made("FLUX.1", folder / "original")
+    model, tensors = make_model("FLUX.1", folder / "original")
     save_file(tensors, folder / "original.safetensors")
     inputs = write_calls("FLUX.1", folder / "calls.safetensors", N_CALLS)
     stored = load_file(next((folder / "original").glob("*.safetensors")))
@@ -63,7 +63,7 @@ def plain_squares(model, family, n_calls):
             for key, value in call(family, number).items()
         }
         model.zero_grad()
-        output = model(**nested(arguments), return_dict=False)[0]
+        output = model(**nest(arguments), return_dict=False)[0]
         signs = 2 * torch.randint(0, 2, output.shape, generator=generator) - 1
         ((output * signs).sum() / output.detach().norm()).backward()
         for key, parameter in model.named_parameters():
@@ -185,7 +185,7 @@ class TestReaders:
 
 
 def test_convolution_kernels_have_a_sensitivity(tmp_path):
-    model, _ = made("SD 1.5", tmp_path / "original")
+    model, _ = make_model("SD 1.5", tmp_path / "original")
     inputs = write_calls("SD 1.5", tmp_path / "calls.safetensors", 1)
     study(tmp_path / "original", inputs=inputs, dtype="float64", sensitivity=tmp_path / "s.json")
     computed, _ = alphas(tmp_path / "s.json")

@@ -8,9 +8,9 @@ import torch
 from msgspec.structs import asdict
 from safetensors.torch import load_file, save_file
 from support.forked import call
-from support.small_models import ids, saved, stored, with_words
+from support.small_models import ids, load_tensors, save_model, with_words
 from test_evaluate import CONTEXT, candidate
-from test_evaluate_gguf import GEMMA, LLAMA, written
+from test_evaluate_gguf import GEMMA, LLAMA, write
 from test_texts import CONVERSATIONS, PROMPT, TURNS, template
 
 import quanterr
@@ -28,9 +28,9 @@ transformers = pytest.importorskip(
 TOKENS = 200
 
 
-def made(folder, name="llama", **more):
+def make_files(folder, name="llama", **more):
     """Write an original, a candidate, a text and a reference, which is all that tests use later."""
-    original, tokens = saved(name, folder / "original"), ids(folder, TOKENS)
+    original, tokens = save_model(name, folder / "original"), ids(folder, TOKENS)
     quantized, _ = candidate(original)
     options = {"tokens": tokens, "context": CONTEXT, "batch": 3} | more
     study(original, save_reference=folder / "reference", **options)
@@ -40,7 +40,7 @@ def made(folder, name="llama", **more):
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gpt2", "opt", "mixtral", "gemma2", "mamba"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scores_equal_those_with_the_original_to_the_last_digit(name, dtype, tmp_path):
-    original, quantized, options = made(tmp_path, name, dtype=dtype)
+    original, quantized, options = make_files(tmp_path, name, dtype=dtype)
     beside = quanterr.evaluate(original, [quantized], **options)
     original.rename(tmp_path / "gone")
     alone = quanterr.evaluate(quantized, reference=tmp_path / "reference", **options)
@@ -56,18 +56,18 @@ def test_scores_equal_those_with_the_original_to_the_last_digit(name, dtype, tmp
 
 
 def test_candidates_beside_a_reference_keep_their_names(tmp_path):
-    _, quantized, options = made(tmp_path)
+    _, quantized, options = make_files(tmp_path)
     evaluation = quanterr.evaluate(quantized, {"mine": quantized}, reference=tmp_path / "reference", **options)
 
     assert {"quantized", "mine"} == {candidate.name for candidate in evaluation.candidates}
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_gguf_is_aligned_by_a_few_stored_rows(family, tmp_path, monkeypatch):
     """The stored rows of the original show that norms, and rows of q and k, have other values and another order."""
     monkeypatch.setattr(references, "MAX_WHOLE_BYTES", 256)
-    original, tokens = saved(kind, tmp_path / "original"), ids(tmp_path, TOKENS)
-    path, _ = written(kind, original, GEMMA if kind == "gemma2" else LLAMA, tmp_path / "model.gguf")
+    original, tokens = save_model(family, tmp_path / "original"), ids(tmp_path, TOKENS)
+    path, _ = write(family, original, GEMMA if family == "gemma2" else LLAMA, tmp_path / "model.gguf")
     options = {"tokens": tokens, "context": CONTEXT}
     beside = quanterr.evaluate(original, [path], save_reference=tmp_path / "reference", **options)
     original.rename(tmp_path / "gone")
@@ -81,9 +81,9 @@ def test_gguf_is_aligned_by_a_few_stored_rows(kind, tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
-    return folder, *made(folder)
+    return folder, *make_files(folder)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def kept(tmp_path_factory):
         ({"importance_out": "imatrix.gguf"}, "importance_out: needs the original"),
     ],
 )
-def test_different_setting_is_named(kept, more, message):
-    folder, _, quantized, options = kept
+def test_different_setting_is_named(files, more, message):
+    folder, _, quantized, options = files
     with pytest.raises(UsageError, match=message):
         quanterr.evaluate(quantized, reference=folder / "reference", **options | more)
 
 
-def test_another_text_is_refused(kept, tmp_path):
-    folder, _, quantized, options = kept
+def test_another_text_is_refused(files, tmp_path):
+    folder, _, quantized, options = files
     tokens = load_file(options["tokens"])["ids"]
     tokens[7] = 5
     save_file({"ids": tokens}, tmp_path / "other.safetensors")
@@ -116,7 +116,7 @@ def test_another_text_is_refused(kept, tmp_path):
 
 class TestDamaged:
     def test_damaged_hidden_states_are_noticed(self, tmp_path):
-        _, quantized, options = made(tmp_path)
+        _, quantized, options = make_files(tmp_path)
         path = tmp_path / "reference" / "reference.safetensors"
         raw = bytearray(path.read_bytes())
         raw[-3] ^= 1
@@ -125,14 +125,14 @@ class TestDamaged:
             quanterr.evaluate(quantized, reference=path.parent, **options)
 
     def test_changed_config_is_noticed(self, tmp_path):
-        _, quantized, options = made(tmp_path)
+        _, quantized, options = make_files(tmp_path)
         path = tmp_path / "reference" / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 0.1}))
         with pytest.raises(CheckpointError, match=r"config\.json is not what was saved"):
             quanterr.evaluate(quantized, reference=path.parent, **options)
 
-    def test_folder_without_a_reference_is_wrong_usage(self, kept, tmp_path):
-        _, original, quantized, options = kept
+    def test_folder_without_a_reference_is_wrong_usage(self, files, tmp_path):
+        _, original, quantized, options = files
         with pytest.raises(UsageError, match="no reference: No such file"):
             quanterr.evaluate(quantized, reference=tmp_path, **options)
         with pytest.raises(UsageError, match="holds other files; name a new folder"):
@@ -142,8 +142,8 @@ class TestDamaged:
 def test_weight_missing_from_a_candidate_is_not_guessed(tmp_path, monkeypatch):
     """With the original, its own weight would be used and reported."""
     monkeypatch.setattr(references, "MAX_WHOLE_BYTES", 256)
-    _, quantized, options = made(tmp_path)
-    tensors = stored(quantized)
+    _, quantized, options = make_files(tmp_path)
+    tensors = load_tensors(quantized)
     name = next(name for name in tensors if name.endswith("up_proj.weight"))
     save_file({k: v for k, v in tensors.items() if not k.startswith(name)}, tmp_path / "less.safetensors")
     with pytest.raises(
@@ -153,13 +153,13 @@ def test_weight_missing_from_a_candidate_is_not_guessed(tmp_path, monkeypatch):
 
 
 def test_encoder_has_no_reference(tmp_path):
-    original = saved("bert", tmp_path / "original")
+    original = save_model("bert", tmp_path / "original")
     with pytest.raises(UsageError, match="--save-reference: works only with models that predict the next token"):
         study(original, tokens=ids(tmp_path), context=CONTEXT, save_reference=tmp_path / "reference")
 
 
-def test_command_writes_and_reads_a_reference(kept, tmp_path):
-    _, original, quantized, options = kept
+def test_command_writes_and_reads_a_reference(files, tmp_path):
+    _, original, quantized, options = files
     text = ("--tokens", options["tokens"], "--context", CONTEXT)
     saving = call("evaluate", "-v", original, *text, "--save-reference", tmp_path / "r")
     reading = call("evaluate", "-v", quantized, "--reference", tmp_path / "r", *text, "-o", tmp_path / "e.json")
@@ -174,7 +174,7 @@ def test_command_writes_and_reads_a_reference(kept, tmp_path):
 def conversations(tmp_path_factory):
     """A model with a chat template, a candidate, two texts and conversations, and a reference for all of them."""
     folder = tmp_path_factory.mktemp("said")
-    original = saved("llama", folder / "original")
+    original = save_model("llama", folder / "original")
     with_words(original)
     template(original, TURNS + PROMPT)
     for n, name in enumerate(("prose", "code")):

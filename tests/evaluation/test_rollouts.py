@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.float32 import of_squared_error
-from support.simulated_device import NAME, UNKNOWN, simulated
+from support.simulated_device import NAME, UNKNOWN, simulate
 
 import quanterr
 from quanterr.errors import UsageError
 
 diffusers = pytest.importorskip("diffusers", reason='diffusers is not installed (pip install "quanterr[diffusion]")')
 
-from support.denoisers import call, made, nested  # noqa: E402 - it imports diffusers
+from support.denoisers import call, make_model, nest  # noqa: E402 - it imports diffusers
 
 pytestmark = pytest.mark.session
 
@@ -43,7 +43,7 @@ def path_of(model, family, seed, guided):
             given = arguments | {name: latents}
             calls.append(given)
             with torch.no_grad():
-                model_output = model(**nested(given), return_dict=False)[0]
+                model_output = model(**nest(given), return_dict=False)[0]
             outputs.append(sign * (model_output[0] if is_list else model_output))
         velocity = outputs[-1] + SCALE * (outputs[0] - outputs[-1]) if guided else outputs[0]
         latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
@@ -68,7 +68,7 @@ def write(family, path, groups, guided):
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp_path):
-    model, _ = made(family, tmp_path / "original")
+    model, _ = make_model(family, tmp_path / "original")
     base = [path_of(model, family, seed, guided) for seed in range(2)]
     inputs = write(family, tmp_path / "calls.safetensors", [calls for _, calls in base], guided)
     stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
@@ -102,7 +102,7 @@ def test_both_sides_follow_the_path_from_diffusers_scheduler(family, guided, tmp
 
 @UNKNOWN
 def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
-    model, _ = made("SD3", tmp_path / "original")
+    model, _ = make_model("SD3", tmp_path / "original")
     inputs = write("SD3", tmp_path / "calls.safetensors", [path_of(model, "SD3", 0, False)[1]], False)
     stored = load_file(next((tmp_path / "original").glob("*.safetensors")))
     save_file({key: value.bfloat16() for key, value in stored.items()}, tmp_path / "bf16.safetensors")
@@ -113,7 +113,7 @@ def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
         return [step.output_error for step in candidate.rollout.steps]
 
     here = errors("cpu")
-    with simulated():
+    with simulate():
         on_device = errors(NAME)
 
     for n, (x, y) in enumerate(zip(here, on_device, strict=True), 1):
@@ -121,7 +121,7 @@ def test_rollout_on_a_device_agrees_with_the_cpu(tmp_path):
 
 
 def test_page_shows_the_rollout_and_rules_may_name_it(tmp_path):
-    model, _ = made("SD3", tmp_path / "original")
+    model, _ = make_model("SD3", tmp_path / "original")
     _, calls = path_of(model, "SD3", 0, False)
     inputs = write("SD3", tmp_path / "calls.safetensors", [calls], False)
     evaluation = quanterr.evaluate(
@@ -136,8 +136,8 @@ def test_page_shows_the_rollout_and_rules_may_name_it(tmp_path):
 
 class TestRefused:
     @pytest.fixture
-    def evaluated(self, tmp_path):
-        made("SD3", tmp_path / "original")
+    def evaluation(self, tmp_path):
+        make_model("SD3", tmp_path / "original")
 
         def evaluate(described, n_calls=2, **changed):
             tensors = {}
@@ -173,9 +173,9 @@ class TestRefused:
             ),
         ],
     )
-    def test_calls_that_form_no_path_are_refused(self, evaluated, described, says):
+    def test_calls_that_form_no_path_are_refused(self, evaluation, described, says):
         with pytest.raises(UsageError, match=says):
-            evaluated(described)
+            evaluation(described)
 
     def test_text_is_refused(self, tmp_path):
         (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
@@ -184,7 +184,7 @@ class TestRefused:
             quanterr.evaluate(tmp_path, [tmp_path], text="a.txt", rollout=True)
 
     def test_model_that_predicts_noise_is_refused(self, tmp_path):
-        made("SD 1.5", tmp_path / "original")
+        make_model("SD 1.5", tmp_path / "original")
         tensors = {f"0/{name}": value for name, value in call("SD 1.5", 0).items()}
         save_file(tensors, tmp_path / "calls.sft")
         with pytest.raises(UsageError, match="rollout: works only with denoisers of flow matching"):
@@ -194,7 +194,7 @@ class TestRefused:
 
 
 def test_example_records_sigmas_and_branches(tmp_path):
-    model, _ = made("SD3", tmp_path / "original")
+    model, _ = make_model("SD3", tmp_path / "original")
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "capture_inputs.py"))
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=SIGMAS)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_models import auto_of, ids, saved, stored, with_words
+from support.small_models import auto_of, ids, load_tensors, save_model, with_words
 from torch.nn import functional
 
 import quanterr
@@ -83,8 +83,8 @@ def round_fp8_token(x):
 
 
 def round_int8_token(x):
-    most = x.abs().amax(-1, keepdim=True)
-    return (x * (127 / most)).round().clamp(-128, 127) * (most / 127)
+    largest = x.abs().amax(-1, keepdim=True)
+    return (x * (127 / largest)).round().clamp(-128, 127) * (largest / 127)
 
 
 def round_fp8_static(x):
@@ -98,8 +98,8 @@ def round_nvfp4(x):
     return (nearest((blocks * factor).clamp(-6, 6), LEVELS) * (scale / 500.0)).reshape(x.shape)
 
 
-def arguments(bits, kind, **more):
-    return {"num_bits": bits, "type": kind, "symmetric": True, **more}
+def arguments(bits, number_type, **more):
+    return {"num_bits": bits, "type": number_type, "symmetric": True, **more}
 
 
 TOKEN = {"strategy": "token", "dynamic": True}
@@ -130,25 +130,25 @@ def hadamard_signs():
     return signs, signs.double() / 4
 
 
-def turned(x, matrix):
+def turn(x, matrix):
     """Rotate each 16 columns in float64."""
     return (x.double().reshape(*x.shape[:-1], -1, 16) @ matrix).view(x.shape)
 
 
-def quantized(
+def quantize(
     folder: Path, original: Path, name: str, inputs: object = True, cache: bool = False, transformed: bool = False
 ):
     """Write a checkpoint in compressed-tensors' layout and return the values of its weights."""
     signs, rotation = hadamard_signs()
     store, of_weights, of_inputs, _, form = CASES[name]
     written, values = {}, {}
-    for key, tensor in stored(original).items():
+    for key, tensor in load_tensors(original).items():
         values[key] = written[key] = tensor
         if tensor.dim() == 2 and "proj" in key:
             module = key.removesuffix(".weight")
-            parts, values[key] = store(turned(tensor, rotation).float() if transformed else tensor)
+            parts, values[key] = store(turn(tensor, rotation).float() if transformed else tensor)
             if transformed:
-                values[key] = turned(values[key], rotation.T)
+                values[key] = turn(values[key], rotation.T)
             del written[key]
             written |= {f"{module}.{part}": value.contiguous() for part, value in parts.items()}
             if name == "fp8_static":
@@ -181,7 +181,7 @@ def quantized(
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rounding")
-    path = saved("llama", folder / "original")
+    path = save_model("llama", folder / "original")
     ids(folder)
     return path
 
@@ -197,12 +197,12 @@ def logits(original, values, chunks, rounded=None, cache=None):
     if cache is not None:
 
         def attention(query, key, value, *args, **kwargs):
-            def kept(x, stored):  # x has its heads repeated, once for each head of queries
+            def round_cache(x, stored):  # x has its heads repeated, once for each head of queries
                 scale = torch.as_tensor(stored).reshape(-1)
                 scale = scale.repeat_interleave(x.shape[1] // len(scale)).view(1, -1, 1, 1)
                 return ((x.float() / scale).clamp(-448, 448).to(E4M3).float() * scale).double()
 
-            return plain(query, kept(key, cache[0]), kept(value, cache[1]), *args, **kwargs)
+            return plain(query, round_cache(key, cache[0]), round_cache(value, cache[1]), *args, **kwargs)
 
         functional.scaled_dot_product_attention = attention
     try:
@@ -217,12 +217,12 @@ def kld(original, values, chunks, **how):
     half = chunks.shape[1] // 2
     base, other = (
         logits(original, values_of_side, chunks, **more)[:, half:-1].double().log_softmax(-1)
-        for values_of_side, more in ((stored(original), {}), (values, how))
+        for values_of_side, more in ((load_tensors(original), {}), (values, how))
     )
     return float((base.exp() * (base - other)).sum(-1).mean())
 
 
-def evaluated(original, path, **more):
+def evaluate(original, path, **more):
     return quanterr.evaluate(
         original, [path], tokens=original.parent / "ids.safetensors", context=CONTEXT, **EXACTLY, **more
     )
@@ -235,8 +235,8 @@ def chunks_of(original):
 
 @pytest.mark.parametrize("name", CASES)
 def test_declared_activations_equal_a_plain_emulation(original, tmp_path, name):
-    path, values = quantized(tmp_path / "quantized", original, name)
-    declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
+    path, values = quantize(tmp_path / "quantized", original, name)
+    declared, alone = evaluate(original, path), evaluate(original, path, activations="none")
     chunks = chunks_of(original)
 
     assert {name: 14} == declared.candidates[0].activations
@@ -249,14 +249,14 @@ def test_declared_activations_equal_a_plain_emulation(original, tmp_path, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_path, name):
-    path, values = quantized(tmp_path / "quantized", original, name, transformed=True)
-    candidate = evaluated(original, path).candidates[0]
+    path, values = quantize(tmp_path / "quantized", original, name, transformed=True)
+    candidate = evaluate(original, path).candidates[0]
     _, rotation = hadamard_signs()
 
-    def rounded(x):
-        return turned(CASES[name][3](turned(x, rotation).float()), rotation.T)
+    def round_inputs(x):
+        return turn(CASES[name][3](turn(x, rotation).float()), rotation.T)
 
-    expected = kld(original, values, chunks_of(original), rounded=rounded)
+    expected = kld(original, values, chunks_of(original), rounded=round_inputs)
     unrotated = kld(original, values, chunks_of(original), rounded=CASES[name][3])
     # Each product's inputs and weights are rounded to float32 once more: 2^-24 of their size, where codes lose 2^-8 at
     # least. So the divergence changes by 2 · sqrt(2) · 2^-16 of itself, for each of seven products in two blocks.
@@ -265,8 +265,8 @@ def test_transformed_inputs_are_rounded_as_the_product_sees_them(original, tmp_p
 
 
 def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path):
-    path, values = quantized(tmp_path / "quantized", original, "int8_token")
-    weights = {weight.layer_name: weight for weight in evaluated(original, path).candidates[0].weights}
+    path, values = quantize(tmp_path / "quantized", original, "int8_token")
+    weights = {weight.layer_name: weight for weight in evaluate(original, path).candidates[0].weights}
     name, sums = "model.layers.0.self_attn.v_proj", []  # inputs to the first block are the original's
     model = auto_of("llama").from_pretrained(original, dtype=torch.float64).eval()
 
@@ -286,9 +286,9 @@ def test_output_errors_with_rounded_inputs_equal_plain_hooks(original, tmp_path)
 
 
 def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
-    path, _ = quantized(tmp_path / "quantized", original, "int8_token")
-    evaluation = evaluated(original, path)
-    paths = [tmp_path / f"evaluation.{kind}" for kind in ("json", "csv")]
+    path, _ = quantize(tmp_path / "quantized", original, "int8_token")
+    evaluation = evaluate(original, path)
+    paths = [tmp_path / f"evaluation.{suffix}" for suffix in ("json", "csv")]
     for file in paths:
         evaluation.save(file)
     rows = {row["name"]: row for row in csv.DictReader(paths[1].read_text().splitlines()) if row["list"] == "weights"}
@@ -306,8 +306,8 @@ def test_every_output_shows_the_share_from_rounded_inputs(original, tmp_path):
 
 
 def test_declared_cache_is_rounded_after_the_rotary_embedding(original, tmp_path):
-    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
-    candidate = evaluated(original, path).candidates[0]
+    path, values = quantize(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    candidate = evaluate(original, path).candidates[0]
 
     assert ("fp8", {}) == (candidate.kv, candidate.activations)
     expected = kld(original, values, chunks_of(original), cache=(0.02, 0.01))
@@ -315,19 +315,19 @@ def test_declared_cache_is_rounded_after_the_rotary_embedding(original, tmp_path
 
 
 def test_single_scale_serves_keys_and_values_as_in_vllm(original, tmp_path):
-    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    path, values = quantize(tmp_path / "quantized", original, "fp8_token", None, cache=True)
     tensors = load_file(path / "model.safetensors")
     tensors = {name.replace(".k_scale", ".kv_scale"): x for name, x in tensors.items() if ".v_scale" not in name}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     expected = kld(original, values, chunks_of(original), cache=(0.02, 0.02))
 
-    assert expected == pytest.approx(evaluated(original, path).candidates[0].scores.kld_mean, rel=KLD_TOLERANCE)
+    assert expected == pytest.approx(evaluate(original, path).candidates[0].scores.kld_mean, rel=KLD_TOLERANCE)
 
 
 def test_unsupported_scheme_is_inconclusive(original, tmp_path):
     unknown = arguments(8, "int", strategy="group", group_size=16, dynamic=True)
-    path, _ = quantized(tmp_path / "quantized", original, "int8_token", unknown)
-    declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
+    path, _ = quantize(tmp_path / "quantized", original, "int8_token", unknown)
+    declared, alone = evaluate(original, path), evaluate(original, path, activations="none")
 
     assert ("inconclusive", "pass") == (declared.verdict, alone.verdict)
     assert ["not_emulated"] == [
@@ -337,8 +337,8 @@ def test_unsupported_scheme_is_inconclusive(original, tmp_path):
 
 
 def test_scheme_may_be_requested_and_split_from_the_weights(original, tmp_path):
-    path, values = quantized(tmp_path / "quantized", original, "fp8_token", None)
-    both = evaluated(original, path, activations="int8_token", kv="fp8", split=True)
+    path, values = quantize(tmp_path / "quantized", original, "fp8_token", None)
+    both = evaluate(original, path, activations="int8_token", kv="fp8", split=True)
 
     assert ["quantized", "quantized, weights alone"] == [candidate.name for candidate in both.candidates]
     assert [({"int8_token": 14}, "fp8"), ({}, None)] == [
@@ -351,7 +351,7 @@ def test_scheme_may_be_requested_and_split_from_the_weights(original, tmp_path):
 def fp8_experts(folder: Path, original: Path):
     """Quantize only experts to FP8, with a static input scale for each matrix; return values and these scales."""
     written, values, scales = {}, {}, {}
-    for key, tensor in stored(original).items():
+    for key, tensor in load_tensors(original).items():
         values[key] = written[key] = tensor
         if ".experts." in key:
             module = key.removesuffix(".weight")
@@ -376,7 +376,7 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
     """A model holds its experts in two stacks; the file has a scale for each matrix, with gate and up apart."""
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-    path = saved("qwen3_moe", tmp_path / "original", num_hidden_layers=1)
+    path = save_model("qwen3_moe", tmp_path / "original", num_hidden_layers=1)
     tokens = ids(tmp_path)
     values, scales = fp8_experts(tmp_path / "quantized", path)
     candidate = quanterr.evaluate(path, [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, **EXACTLY).candidates[
@@ -416,12 +416,12 @@ def test_each_expert_has_its_own_static_scale(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_key_scale_with_several_numbers_is_not_emulated(original, tmp_path, several):
-    path, _ = quantized(tmp_path / "quantized", original, "fp8_token", None, cache=True)
+    path, _ = quantize(tmp_path / "quantized", original, "fp8_token", None, cache=True)
     tensors = load_file(path / "model.safetensors")
     name = "model.layers.0.self_attn.k_scale"
     tensors[name] = torch.full((4,), 0.02) if several else tensors[name]
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    reasons = evaluated(original, path).candidates[0].reasons
+    reasons = evaluate(original, path).candidates[0].reasons
 
     assert several == (f"keys and values were rounded with a scale of 1: {name} holds 4 numbers" in reasons)
 
@@ -489,7 +489,7 @@ def test_input_factors_apply_before_rounding():
 
 
 def test_weight_used_in_another_way_is_not_called_rounded(original, tmp_path):
-    path, _ = quantized(tmp_path / "quantized", original, "fp8_token")
+    path, _ = quantize(tmp_path / "quantized", original, "fp8_token")
     with quanterr.open_checkpoint(original) as first, quanterr.open_checkpoint(path) as second:
         rounding = Candidate(OriginalWeights(first), second, "declared", "declared").rounding
     name = "model.layers.0.mlp.up_proj.weight"
@@ -508,7 +508,7 @@ def test_weight_used_in_another_way_is_not_called_rounded(original, tmp_path):
 def test_harness_rounds_inputs_too(original, tmp_path):
     from quanterr.lm_eval import StreamedModel
 
-    path, values = quantized(tmp_path / "quantized", original, "int8_token")
+    path, values = quantize(tmp_path / "quantized", original, "int8_token")
     folder = tmp_path / "original"
     shutil.copytree(original, folder)
     with_words(folder)
@@ -522,19 +522,19 @@ def test_harness_rounds_inputs_too(original, tmp_path):
 
 def test_unknown_scheme_is_refused_before_anything_is_read(original):
     with pytest.raises(UsageError, match="activations fp8: choose one of declared, none, fp8_token"):
-        evaluated(original, original, activations="fp8")
+        evaluate(original, original, activations="fp8")
 
 
 def test_baseline_with_other_activations_is_refused(original, tmp_path):
-    path, _ = quantized(tmp_path / "quantized", original, "fp8_token")
-    declared, alone = evaluated(original, path), evaluated(original, path, activations="none")
+    path, _ = quantize(tmp_path / "quantized", original, "fp8_token")
+    declared, alone = evaluate(original, path), evaluate(original, path, activations="none")
 
     with pytest.raises(UsageError, match="rounding of activations"):
         quanterr.judge(declared, baseline=alone)
 
 
 def test_inspection_lists_the_declared_schemes(original, tmp_path):
-    path, _ = quantized(tmp_path / "quantized", original, "nvfp4", cache=True)
+    path, _ = quantize(tmp_path / "quantized", original, "nvfp4", cache=True)
     inspection = quanterr.inspect(path)
 
     assert ({"nvfp4": 14}, "fp8") == (inspection.activations, inspection.kv)
@@ -547,7 +547,7 @@ class TestFindings:
         ("ratio", "expected"), [(1.0, []), (1.1, ["info"]), (1.4, ["warning"]), (4.0, ["warning"])]
     )
     def test_scales_in_fused_weights_must_agree(self, original, tmp_path, ratio, expected):
-        path, values = quantized(tmp_path / "quantized", original, "nvfp4", None)
+        path, values = quantize(tmp_path / "quantized", original, "nvfp4", None)
         tensors = load_file(path / "model.safetensors")
         shared = {}
         for name in [name for name in tensors if name.endswith(".weight_global_scale")]:
@@ -558,7 +558,7 @@ class TestFindings:
             factor = torch.tensor([448 * 6 / of_one])
             shared[key] = factor / (ratio if "layers.1.self_attn.k_proj" in key else 1)
         for key, factor in shared.items():
-            parts, values[key] = with_factor(stored(original)[key], factor)
+            parts, values[key] = with_factor(load_tensors(original)[key], factor)
             tensors |= {f"{key}{part}": value.contiguous() for part, value in parts.items()}
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         report = quanterr.compare(original, path)
@@ -568,7 +568,7 @@ class TestFindings:
         for finding in findings:
             (key, x) = (
                 "model.layers.1.self_attn.k_proj.weight",
-                stored(original)["model.layers.1.self_attn.k_proj.weight"],
+                load_tensors(original)["model.layers.1.self_attn.k_proj.weight"],
             )
             fused = values[key].double() / ratio
             snr_db = 10 * math.log10(float(x.double().square().sum() / (fused - x.double()).square().sum()))
@@ -577,7 +577,7 @@ class TestFindings:
 
     @pytest.mark.parametrize(("name", "part"), [("fp8_static", "input_scale"), ("nvfp4", "input_global_scale")])
     def test_input_scales_in_fused_weights_must_agree(self, original, tmp_path, name, part):
-        path, _ = quantized(tmp_path / "quantized", original, name)
+        path, _ = quantize(tmp_path / "quantized", original, name)
         tensors = load_file(path / "model.safetensors")
         sound = quanterr.compare(original, path)
         tensors[f"model.layers.1.self_attn.k_proj.{part}"] /= 8
@@ -597,7 +597,7 @@ class TestFindings:
         assert ("its range" in after[0].message) == (name == "nvfp4")  # here the stored scale is a divisor
 
     def test_static_scheme_without_any_scale_is_not_emulated(self, original, tmp_path):
-        path, _ = quantized(tmp_path / "quantized", original, "nvfp4")
+        path, _ = quantize(tmp_path / "quantized", original, "nvfp4")
         tensors = load_file(path / "model.safetensors")
         kept = {key: value for key, value in tensors.items() if not key.endswith("input_global_scale")}
         save_file(kept, path / "model.safetensors", {"format": "pt"})

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.small_models import auto_of, ids, saved
+from support.small_models import auto_of, ids, save_model
 from test_evaluate import CONTEXT, EXACTLY, candidate
 
 import quanterr
@@ -21,7 +21,7 @@ def coarse(weight):
     return (weight / scale).round().to(torch.int8), scale
 
 
-def routed(name, folder, chunks):
+def route(name, folder, chunks):
     """Return each router's logits and experts for all tokens, by a plain model."""
     model = auto_of(name).from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     routing = {}
@@ -33,8 +33,8 @@ def routed(name, folder, chunks):
     return routing
 
 
-def measured(folder, name, **options):
-    original, tokens = saved(name, folder / "original"), ids(folder, 8 * CONTEXT)
+def measure(folder, name, **options):
+    original, tokens = save_model(name, folder / "original"), ids(folder, 8 * CONTEXT)
     quantized, values = candidate(original, coarse)
     evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
     return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), evaluation
@@ -47,8 +47,8 @@ def test_router_agreement_equals_plain_transformers(name, tmp_path):
 
     if name == "deepseek_v3" and "return router_logits\n" in inspect.getsource(DeepseekV3TopkRouter.forward):
         pytest.skip("this transformers' router of DeepSeek does not return the experts that it chooses")
-    original, values, chunks, evaluation = measured(tmp_path, name)
-    x, y = (routed(name, folder, chunks) for folder in (original, values))
+    original, values, chunks, evaluation = measure(tmp_path, name)
+    x, y = (route(name, folder, chunks) for folder in (original, values))
     rows = {row.name: row for row in evaluation.candidates[0].routers}
 
     assert set(x) == set(rows)
@@ -68,7 +68,7 @@ def test_router_agreement_equals_plain_transformers(name, tmp_path):
 
 
 def test_every_output_has_routers_and_gates_hold(tmp_path):
-    _, _, _, evaluation = measured(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
+    _, _, _, evaluation = measure(tmp_path, "mixtral", require=["min(same_experts) >= 0.999"])
     for ending in ("md", "csv", "json"):
         evaluation.save(tmp_path / f"e.{ending}")
     worst = min(evaluation.candidates[0].routers, key=lambda row: row.same_experts)
@@ -79,7 +79,7 @@ def test_every_output_has_routers_and_gates_hold(tmp_path):
 
 
 def test_batches_add_up_to_the_whole(tmp_path):
-    _, _, _, whole = measured(tmp_path, "mixtral")
+    _, _, _, whole = measure(tmp_path, "mixtral")
     tokens = tmp_path / "ids.safetensors"
     evaluation = quanterr.evaluate(
         tmp_path / "original", [tmp_path / "quantized"], tokens=tokens, context=CONTEXT, dtype="float64", batch=1
@@ -91,6 +91,6 @@ def test_batches_add_up_to_the_whole(tmp_path):
 
 
 def test_dense_model_has_no_routers(tmp_path):
-    _, _, _, evaluation = measured(tmp_path, "llama")
+    _, _, _, evaluation = measure(tmp_path, "llama")
 
     assert [] == evaluation.candidates[0].routers

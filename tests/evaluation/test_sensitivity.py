@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.forked import call
 from support.making import CPU
-from support.small_models import auto_of, ids, saved, stored
+from support.small_models import auto_of, ids, load_tensors, save_model
 from support.tolerances import FLOAT64
 from test_evaluate import CONTEXT, candidate
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.session
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 
-def streamed(folder, chunks):
+def compute_profile(folder, chunks):
     """Return the profile, computed one unit at a time."""
     with open_checkpoint(folder) as checkpoint, model_folder(checkpoint) as model_files:
         sides = OriginalWeights(checkpoint)
@@ -62,9 +62,9 @@ def plain(name, folder, chunks):
 
 @pytest.mark.parametrize("name", ["llama", "llama tied", "gemma2", "qwen3_moe", "phi3", "gpt2"])
 def test_curvature_equals_a_plain_backward_pass(name, tmp_path):
-    folder = saved(name, tmp_path / "original")
+    folder = save_model(name, tmp_path / "original")
     chunks = load_file(ids(tmp_path))["ids"].view(-1, CONTEXT)
-    curvatures = streamed(folder, chunks)
+    curvatures = compute_profile(folder, chunks)
     known = plain(name, folder, chunks)
     tied = ("embed_tokens", "wte")  # plain torch adds up their gradients
     both = [
@@ -95,9 +95,9 @@ def test_error_is_weighed_by_its_own_element():
 
 def test_tied_head_matters_in_both_uses(tmp_path):
     """Embedding and head share one weight, so the cost of its error is that of both uses together."""
-    original, tokens = saved("llama tied", tmp_path / "original"), ids(tmp_path, 320)
+    original, tokens = save_model("llama tied", tmp_path / "original"), ids(tmp_path, 320)
     (tmp_path / "other").mkdir()
-    tensors, name = stored(original), "model.embed_tokens.weight"
+    tensors, name = load_tensors(original), "model.embed_tokens.weight"
     noise = torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(4)) * tensors[name].std()
     save_file(tensors | {name: tensors[name] + 0.01 * noise}, tmp_path / "other" / "model.safetensors")
     candidate = quanterr.evaluate(
@@ -105,7 +105,7 @@ def test_tied_head_matters_in_both_uses(tmp_path):
         sensitivity=tmp_path / "s.json", sensitivity_chunks=20,
     ).candidates[0]  # fmt: skip
     [row] = [row for row in json.loads((tmp_path / "s.json").read_text())["weights"] if row["layer_name"] == name]
-    made = streamed(original, load_file(tokens)["ids"].view(-1, CONTEXT))
+    made = compute_profile(original, load_file(tokens)["ids"].view(-1, CONTEXT))
     both = [
         made.by_part[path][WHOLE].alpha(made.scored) for path in made.by_part if "embed" in path or "lm_head" in path
     ]
@@ -118,12 +118,12 @@ def test_tied_head_matters_in_both_uses(tmp_path):
 class TestEvaluation:
     @pytest.fixture(scope="class")
     @classmethod
-    def made(cls, tmp_path_factory):
+    def files(cls, tmp_path_factory):
         """A model with small random errors in all matrices of its blocks, and one with a third of them."""
         folder = tmp_path_factory.mktemp("sensitivity")
-        original = saved("llama", folder / "original")
+        original = save_model("llama", folder / "original")
         generator = torch.Generator().manual_seed(3)
-        tensors, paths = stored(original), []
+        tensors, paths = load_tensors(original), []
         noise = {k: torch.randn(v.shape, generator=generator) * v.std() for k, v in tensors.items() if "proj" in k}
         for name, share in (("large", 0.03), ("small", 0.01)):
             (folder / name).mkdir()
@@ -136,22 +136,22 @@ class TestEvaluation:
         )  # fmt: skip
         return evaluation, json.loads((folder / "s.json").read_text())
 
-    def test_prediction_agrees_with_small_errors(self, made):
-        for scored in made[0].candidates:
+    def test_prediction_agrees_with_small_errors(self, files):
+        for scored in files[0].candidates:
             assert 0.5 < scored.predicted_kld / scored.scores.kld_mean < 2
 
-    def test_prediction_is_quadratic_in_the_error(self, made):
-        large, small = (scored.predicted_kld for scored in made[0].candidates)
+    def test_prediction_is_quadratic_in_the_error(self, files):
+        large, small = (scored.predicted_kld for scored in files[0].candidates)
 
         assert pytest.approx(9, rel=1e-3) == large / small
 
-    def test_prediction_is_the_sum_over_the_weights(self, made):
-        for scored in made[0].candidates:
+    def test_prediction_is_the_sum_over_the_weights(self, files):
+        for scored in files[0].candidates:
             known = [weight.predicted_kld for weight in scored.weights if weight.predicted_kld is not None]
             assert pytest.approx(sum(known)) == scored.predicted_kld
 
-    def test_file_names_every_matrix_the_most_sensitive_first(self, made):
-        _, document = made
+    def test_file_names_every_matrix_the_most_sensitive_first(self, files):
+        _, document = files
         alphas = [row["alpha"] for row in document["weights"]]
 
         assert ("quanterr.sensitivity", "1.3") == (document["schema"], document["schema_version"])
@@ -160,7 +160,7 @@ class TestEvaluation:
         assert "mainly a ranking" in document["note"]
 
     def test_standard_errors_fall_with_the_root_of_the_number_of_chunks(self, tmp_path):
-        original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 40 * CONTEXT)
+        original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path, 40 * CONTEXT)
         standard_errors = []
         for chunks in (4, 40):
             asked = {"tokens": tokens, "context": CONTEXT, "sensitivity": tmp_path / "s.json"}
@@ -173,7 +173,7 @@ class TestEvaluation:
         assert all(0 < share < 1 for share in standard_errors[1].values())
 
     def test_model_must_continue_a_text(self, tmp_path):
-        original = saved("bert", tmp_path / "original")
+        original = save_model("bert", tmp_path / "original")
         quantized, _ = candidate(original)
         with pytest.raises(UsageError, match="works only with models that predict the next token; bert does not"):
             quanterr.evaluate(
@@ -182,7 +182,7 @@ class TestEvaluation:
 
 
 def test_original_is_studied_without_a_candidate(tmp_path):
-    original = saved("llama", tmp_path / "original")
+    original = save_model("llama", tmp_path / "original")
     words = ("--tokens", ids(tmp_path), "--context", 32)
     done = call("evaluate", original, *words, "--sensitivity", "s.json", "--importance-out", "i.gguf", cwd=tmp_path)
 

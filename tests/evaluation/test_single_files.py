@@ -25,8 +25,8 @@ from support.denoisers import (  # noqa: E402 - it imports diffusers
     flux,
     flux2,
     hunyuan_video,
-    made,
-    nested,
+    make_model,
+    nest,
     sana,
     scaled_fp8,
     sd3,
@@ -40,13 +40,13 @@ CALLS = 2
 
 def output(model, family, number):
     with torch.no_grad():
-        result = model(**nested(call(family, number)), return_dict=False)[0]
+        result = model(**nest(call(family, number)), return_dict=False)[0]
     return (torch.cat([tensor.flatten() for tensor in result]) if isinstance(result, list) else result).double()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_single_file_has_the_same_numbers_as_its_diffusers_folder(family, tmp_path):
-    model, tensors = made(family, tmp_path / "diffusers")
+    model, tensors = make_model(family, tmp_path / "diffusers")
     written, values = scaled_fp8(tensors)
     save_file(tensors, tmp_path / "original.safetensors")
     save_file(written, tmp_path / "fp8.safetensors")
@@ -76,7 +76,7 @@ def test_single_file_has_the_same_numbers_as_its_diffusers_folder(family, tmp_pa
 
 @pytest.mark.parametrize("family", ["SD3", "Wan", "Qwen-Image", "Z-Image"])
 def test_family_is_recognized_from_names_and_shapes(family, tmp_path):
-    model, tensors = made(family, tmp_path / "diffusers")
+    model, tensors = make_model(family, tmp_path / "diffusers")
     save_file({f"model.diffusion_model.{key}": value for key, value in tensors.items()}, tmp_path / "original.sft")
     config = recognize({key: tuple(value.shape) for key, value in tensors.items()}, "a file")
     same = quanterr.evaluate(
@@ -172,7 +172,7 @@ def test_released_models_have_their_published_config(release):
 
 def test_quantized_original_with_other_names_is_dequantized(tmp_path):
     family = "FLUX.2"
-    model, tensors = made(family, tmp_path / "diffusers")
+    model, tensors = make_model(family, tmp_path / "diffusers")
     written, values = scaled_fp8(tensors)
     save_file(written, tmp_path / "fp8.safetensors")
     inputs = write_calls(family, tmp_path / "calls.safetensors", 1)
@@ -217,10 +217,10 @@ def test_family_with_tensors_of_other_shapes_is_refused(tmp_path):
         )
 
 
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_unrecognized_model_is_refused(kind, tmp_path):
-    name, says = UNKNOWN[kind]
-    save_file({name: torch.ones(128 if kind == "FLUX without the rest" else 4, 4)}, tmp_path / "a.safetensors")
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unrecognized_model_is_refused(case, tmp_path):
+    name, says = UNKNOWN[case]
+    save_file({name: torch.ones(128 if case == "FLUX without the rest" else 4, 4)}, tmp_path / "a.safetensors")
     save_file({"0/hidden_states": torch.ones(1)}, tmp_path / "calls.safetensors")
 
     with pytest.raises(CheckpointError, match=says):
@@ -232,25 +232,25 @@ def test_unrecognized_model_is_refused(kind, tmp_path):
 class TestWrongModel:
     @pytest.fixture
     def folder(self, tmp_path):
-        made("FLUX.2", tmp_path / "diffusers")
+        make_model("FLUX.2", tmp_path / "diffusers")
         return tmp_path
 
     @staticmethod
-    def evaluated(original, candidate, folder, **options):
+    def evaluate(original, candidate, folder, **options):
         inputs = write_calls("FLUX.2", folder / "calls.safetensors", 1)
         return quanterr.evaluate(original, [candidate], inputs=inputs, **options)
 
     def test_candidate_from_another_family_is_refused(self, folder):
         save_file({key: torch.ones(shape) for key, shape in wan().items()}, folder / "wan.safetensors")
         with pytest.raises(CheckpointError, match=r"wan.safetensors: nothing in it makes up .* more of Flux2Trans"):
-            self.evaluated(folder / "diffusers", folder / "wan.safetensors", folder)
+            self.evaluate(folder / "diffusers", folder / "wan.safetensors", folder)
 
     def test_candidate_that_no_converter_takes_is_refused(self, folder):
         save_file({"single_blocks.0.colour.weight": torch.ones(2, 2)}, folder / "odd.safetensors")
         with pytest.raises(
             CheckpointError, match=r"odd.safetensors: lacks colour, which diffusers' converter to Flux2"
         ):
-            self.evaluated(folder / "diffusers", folder / "odd.safetensors", folder)
+            self.evaluate(folder / "diffusers", folder / "odd.safetensors", folder)
 
     def test_candidate_without_a_tensor_is_refused(self, folder):
         tensors = {key: torch.ones(shape) for key, shape in flux2().items() if key != "img_in.weight"}
@@ -258,14 +258,14 @@ class TestWrongModel:
         with pytest.raises(
             CheckpointError, match=r"part.safetensors: nothing in it makes up x_embedder.weight of Flux2"
         ):
-            self.evaluated(folder / "diffusers", folder / "part.safetensors", folder)
+            self.evaluate(folder / "diffusers", folder / "part.safetensors", folder)
 
     def test_original_without_a_tensor_is_refused(self, folder):
         path = next((folder / "diffusers").glob("*.safetensors"))
         save_file({key: t for key, t in load_file(path).items() if key != "x_embedder.weight"}, path)
         save_file({key: torch.ones(shape) for key, shape in flux2().items()}, folder / "a.safetensors")
         with pytest.raises(CheckpointError, match=r"diffusers: lacks x_embedder.weight, which the config's model has"):
-            self.evaluated(folder / "diffusers", folder / "a.safetensors", folder)
+            self.evaluate(folder / "diffusers", folder / "a.safetensors", folder)
 
     def test_config_for_another_size_is_refused(self, folder):
         path = folder / "diffusers" / "config.json"
@@ -273,24 +273,24 @@ class TestWrongModel:
         save_file({key: torch.ones(shape) for key, shape in flux2().items()}, folder / "a.safetensors")
         says = r"32 rows of txt_in.weight \[32, 24\] make up context_embedder.weight, which is \[32, 32\] in the model"
         with pytest.raises(CheckpointError, match=says):
-            self.evaluated(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
+            self.evaluate(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
 
     def test_tensor_unknown_to_the_model_is_refused(self, folder):
         tensors = {key: torch.ones(shape) for key, shape in flux2().items()} | {"adapter.weight": torch.ones(2, 2)}
         save_file(tensors, folder / "a.safetensors")
         with pytest.raises(CheckpointError, match=r"Flux2Transformer2DModel of the config has no adapter.weight"):
-            self.evaluated(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
+            self.evaluate(folder / "a.safetensors", folder / "a.safetensors", folder, config=folder / "diffusers")
 
     def test_transformers_config_is_refused(self, folder):
         (folder / "config.json").write_text('{"model_type": "llama"}')
         with pytest.raises(CheckpointError, match="no _class_name: not the config of a model of diffusers"):
-            self.evaluated(folder / "diffusers", folder / "diffusers", folder, config=folder / "config.json")
+            self.evaluate(folder / "diffusers", folder / "diffusers", folder, config=folder / "config.json")
 
 
 def test_gguf_file_in_author_names_is_original_and_candidate(tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     family, q8 = "FLUX.2", gguf.GGMLQuantizationType.Q8_0
-    _, tensors = made(family, tmp_path / "diffusers")
+    _, tensors = make_model(family, tmp_path / "diffusers")
     writer, values = gguf.GGUFWriter(tmp_path / "q8.gguf", "flux"), {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and tensor.shape[1] % 32 == 0:
@@ -315,7 +315,7 @@ def test_gguf_file_in_author_names_is_original_and_candidate(tmp_path):
 @pytest.mark.parametrize("family", ["Wan", "Z-Image"])
 def test_gguf_file_drops_leading_ones_and_keeps_video_kernels(family, tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
-    model, tensors = made(family, tmp_path / "diffusers")
+    model, tensors = make_model(family, tmp_path / "diffusers")
     save_file(tensors, tmp_path / "original.safetensors")
     values = {name: tensor.half().float() for name, tensor in tensors.items()}
     writer = gguf.GGUFWriter(tmp_path / "f16.gguf", "wan")
@@ -344,7 +344,7 @@ def test_gguf_file_drops_leading_ones_and_keeps_video_kernels(family, tmp_path):
 
 def test_candidate_with_padded_rows_pairs_with_a_single_file(tmp_path):
     family, name = "Chroma", "distilled_guidance_layer.in_proj.weight"
-    model, tensors = made(family, tmp_path / "diffusers")
+    model, tensors = make_model(family, tmp_path / "diffusers")
     save_file(tensors, tmp_path / "original.safetensors")
     written = dict(model.state_dict())
     rows, cols = written[name].shape  # 24 rows, which comfy-kitchen pads to 32: here, codes of 0.5 with scales of 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.small_models import quantized_by, stored, with_words
+from support.small_models import load_tensors, quantized_by, with_words
 from support.tolerances import FLOAT64
 from test_evaluate import quantized_fp8
 
@@ -63,9 +63,9 @@ def make(model, folder: Path) -> tuple[Path, Path, Path]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
-    paths = [folder / kind for kind in ("original", "quantized", "plain")]
+    paths = [folder / side for side in ("original", "quantized", "plain")]
     model.save_pretrained(paths[0])
-    written, values = quantized_by(quantized_fp8, stored(paths[0]))
+    written, values = quantized_by(quantized_fp8, load_tensors(paths[0]))
     for path, tensors in zip(paths[1:], (written, values), strict=True):
         path.mkdir()
         save_file(tensors, path / "model.safetensors", {"format": "pt"})

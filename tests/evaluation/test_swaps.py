@@ -2,9 +2,9 @@
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support.small_models import ids, saved, stored
+from support.small_models import ids, load_tensors, save_model
 from support.tolerances import FLOAT64
-from test_evaluate import CONTEXT, EXACTLY, candidate, expected, plain
+from test_evaluate import CONTEXT, EXACTLY, candidate, compute_expected, plain
 
 import quanterr
 from quanterr.errors import UsageError
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.session
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 
-def measured(folder, name="llama", **options):
+def measure(folder, name="llama", **options):
     """Return the original, its candidate as plain weights, tokens, and an evaluation with swaps."""
-    original, tokens = saved(name, folder / "original"), ids(folder)
+    original, tokens = save_model(name, folder / "original"), ids(folder)
     quantized, values = candidate(original)
     evaluation = quanterr.evaluate(original, [quantized], tokens=tokens, context=CONTEXT, **EXACTLY | options)
     return original, values, load_file(tokens)["ids"].view(-1, CONTEXT), evaluation
@@ -25,18 +25,18 @@ def measured(folder, name="llama", **options):
 
 def divergence_of_mix(name, original, values, chunks, takes):
     """Return the divergence of the original with those tensors of the candidate, by plain transformers."""
-    first, second = stored(original), stored(values)
+    first, second = load_tensors(original), load_tensors(values)
     mixed = {key: second[key] if takes(key) else tensor for key, tensor in first.items()}
     folder = original.parent / "mixed"
     folder.mkdir(exist_ok=True)
     save_file(mixed, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_bytes((original / "config.json").read_bytes())
-    return expected(name, *(plain(name, path, chunks) for path in (original, folder)), chunks)[2]
+    return compute_expected(name, *(plain(name, path, chunks) for path in (original, folder)), chunks)[2]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
 def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
-    original, values, chunks, evaluation = measured(tmp_path, name, swap_blocks=True)
+    original, values, chunks, evaluation = measure(tmp_path, name, swap_blocks=True)
     swaps = {swap.name: swap.kld_mean for swap in evaluation.candidates[0].swaps}
 
     for n in range(2):
@@ -49,7 +49,7 @@ def test_swapped_blocks_equal_plain_transformers(name, tmp_path):
 
 
 def test_swapped_weights_equal_plain_transformers(tmp_path):
-    original, values, chunks, evaluation = measured(tmp_path, swap=["q_proj", "*.1.mlp.down_proj.weight"])
+    original, values, chunks, evaluation = measure(tmp_path, swap=["q_proj", "*.1.mlp.down_proj.weight"])
     swaps = {swap.name: swap.kld_mean for swap in evaluation.candidates[0].swaps}
     named = [f"model.layers.{n}.self_attn.q_proj.weight" for n in range(2)]
 
@@ -60,7 +60,7 @@ def test_swapped_weights_equal_plain_transformers(tmp_path):
 
 
 def test_each_candidate_has_its_own_swaps_in_any_batch(tmp_path):
-    original, values, chunks, evaluation = measured(
+    original, values, chunks, evaluation = measure(
         tmp_path, against=["int4_g32"], swap_blocks=True, batch=1, sensitivity=tmp_path / "s.json"
     )
     near, far = evaluation.candidates
@@ -75,7 +75,7 @@ def test_each_candidate_has_its_own_swaps_in_any_batch(tmp_path):
 
 
 def test_every_output_has_swaps_and_gates_hold(tmp_path):
-    _, _, _, evaluation = measured(tmp_path, swap_blocks=True, require=["max(swap_kld) <= 0"])
+    _, _, _, evaluation = measure(tmp_path, swap_blocks=True, require=["max(swap_kld) <= 0"])
     for ending in ("md", "html", "csv", "json"):
         evaluation.save(tmp_path / f"e.{ending}")
     worst = evaluation.candidates[0].swaps[0]
@@ -89,8 +89,8 @@ def test_every_output_has_swaps_and_gates_hold(tmp_path):
 
 def test_swaps_change_no_other_number(tmp_path):
     """Measuring swaps does not change the candidate's own numbers."""
-    _, _, _, alone = measured(tmp_path, swap_blocks=True)
-    _, _, _, evaluation = measured(tmp_path)
+    _, _, _, alone = measure(tmp_path, swap_blocks=True)
+    _, _, _, evaluation = measure(tmp_path)
 
     assert evaluation.candidates[0].scores == alone.candidates[0].scores
     assert evaluation.candidates[0].weights == alone.candidates[0].weights
@@ -99,14 +99,14 @@ def test_swaps_change_no_other_number(tmp_path):
 
 def test_pattern_without_a_match_is_refused(tmp_path):
     with pytest.raises(UsageError, match='no layer matches "down_prj"; did you mean down_proj'):
-        measured(tmp_path, swap=["down_prj"])
+        measure(tmp_path, swap=["down_prj"])
 
 
 def test_other_models_are_refused(tmp_path):
     with pytest.raises(
         UsageError, match="swap_blocks: works only with models that predict the next token; bert does not"
     ):
-        measured(tmp_path, "bert", swap_blocks=True)
+        measure(tmp_path, "bert", swap_blocks=True)
 
 
 def test_original_alone_has_nothing_to_judge(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import asdict
 from support.forked import call
-from support.small_models import auto_of, saved, with_words
+from support.small_models import auto_of, save_model, with_words
 from support.tolerances import FLOAT64
 from test_evaluate import candidate
 
@@ -39,10 +39,10 @@ PLACES = [[8, 9, 18, 19, 20, 21], [7, 8, 9], [9, 10]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def files(tmp_path_factory):
     """A model with a tokenizer, a candidate with its plain values, two texts and conversations."""
     folder = tmp_path_factory.mktemp("texts")
-    original = saved("llama", folder / "original")
+    original = save_model("llama", folder / "original")
     with_words(original)
     template(original, TURNS + PROMPT)
     quantized, values = candidate(original)
@@ -74,8 +74,8 @@ def plain_kld(original, values):
 
 
 class TestSeveralTexts:
-    def test_each_text_has_the_same_scores_as_separately(self, made):
-        folder, original, quantized, _ = made
+    def test_each_text_has_the_same_scores_as_separately(self, files):
+        folder, original, quantized, _ = files
         options = {"context": CONTEXT, "dtype": "float64"}
         both = quanterr.evaluate(
             original, [quantized], text=[f"first={folder / 'prose.txt'}", folder / "code.txt"], **options
@@ -94,8 +94,8 @@ class TestSeveralTexts:
         assert candidate.scores.kld_mean == pytest.approx(fmean(text.scores.kld_mean for text in candidate.texts))
         assert alone[0].texts == alone[0].candidates[0].texts == []
 
-    def test_gates_name_texts_and_their_mean(self, made):
-        folder, original, quantized, _ = made
+    def test_gates_name_texts_and_their_mean(self, files):
+        folder, original, quantized, _ = files
         texts = [folder / "prose.txt", folder / "code.txt"]
         rules = ["max(text_kld_mean) <= 100", "mean(text_top1) >= 0", "text_ppl_ratio <= 0.1"]
         candidate = quanterr.evaluate(original, [quantized], text=texts, context=CONTEXT, require=rules).candidates[0]
@@ -103,14 +103,14 @@ class TestSeveralTexts:
         assert ["pass", "pass", "fail"] == [gate.status for gate in candidate.gates]
         assert {"prose", "code"} == {violation.layer for violation in candidate.gates[2].violations}
 
-    def test_two_texts_with_the_same_name_are_refused(self, made):
-        folder, original, quantized, _ = made
+    def test_two_texts_with_the_same_name_are_refused(self, files):
+        folder, original, quantized, _ = files
         with pytest.raises(UsageError, match="two texts are called prose; name them"):
             quanterr.evaluate(original, [quantized], text=[folder / "prose.txt", f"prose={folder / 'code.txt'}"])
 
     @pytest.mark.session
-    def test_command_shows_a_row_per_text_and_a_macro_average(self, made):
-        folder, original, quantized, _ = made
+    def test_command_shows_a_row_per_text_and_a_macro_average(self, files):
+        folder, original, quantized, _ = files
         done = call(
             "evaluate", original, quantized, "--text", f"prose={folder / 'prose.txt'}", "--chat", folder / "chat.jsonl",
             "--context", 32, "--chunks", 3, "-v",
@@ -122,8 +122,8 @@ class TestSeveralTexts:
 
 class TestChat:
     @pytest.mark.parametrize("text", [TURNS + PROMPT, MARKED], ids=["by prefixes", "by marks"])
-    def test_only_assistant_tokens_are_scored(self, made, text):
-        folder, original, quantized, values = made
+    def test_only_assistant_tokens_are_scored(self, files, text):
+        folder, original, quantized, values = files
         template(original, text)
         try:
             options = {"chat": folder / "chat.jsonl", "context": 64, "dtype": "float64"}
@@ -140,8 +140,8 @@ class TestChat:
         apart = sum((n * 3 / 11 * (mean - scores.kld_mean)) ** 2 for n, mean in means)
         assert scores.kld_mean_chunk_se == pytest.approx((apart / 2 / 3) ** 0.5, rel=FLOAT64)
 
-    def test_template_that_rewrites_earlier_turns_is_refused(self, made):
-        folder, original, quantized, _ = made
+    def test_template_that_rewrites_earlier_turns_is_refused(self, files):
+        folder, original, quantized, _ = files
         template(original, "w{{ messages | length }} " + TURNS + PROMPT)
         try:
             with pytest.raises(UsageError, match="line 1: the chat template rewrites what it made of earlier messages"):
@@ -158,14 +158,14 @@ class TestChat:
             ("", "no assistant's token is among the first 16 tokens"),
         ],
     )
-    def test_invalid_conversation_is_named(self, made, tmp_path, line, message):
-        _, original, quantized, _ = made
+    def test_invalid_conversation_is_named(self, files, tmp_path, line, message):
+        _, original, quantized, _ = files
         (tmp_path / "c.jsonl").write_text(line)
         with pytest.raises(UsageError, match=message):
             quanterr.evaluate(original, [quantized], chat=tmp_path / "c.jsonl", context=CONTEXT)
 
-    def test_tokenizer_without_a_template_is_named(self, made):
-        folder, original, quantized, _ = made
+    def test_tokenizer_without_a_template_is_named(self, files):
+        folder, original, quantized, _ = files
         (original / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
         try:
             with pytest.raises(UsageError, match="has no chat template"):

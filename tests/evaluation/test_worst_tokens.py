@@ -7,9 +7,9 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from support.hostile_names import SHORT_NAMES
-from support.markup_checks import CHECKS, STORABLE, check_lines, page_of, rendered
+from support.markup_checks import CHECKS, STORABLE, check_lines, page_of, render
 from support.sample_documents import evaluation as sample
-from support.small_models import ids, saved, with_words
+from support.small_models import ids, save_model, with_words
 from support.tolerances import FLOAT64
 from test_evaluate import CONTEXT, EXACTLY, candidate, plain
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.session
 pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
 
 
-def measured(folder, name):
+def measure(folder, name):
     """Return an evaluation and both sides' probabilities by plain transformers: (chunks, positions, vocabulary)."""
-    original, tokens = saved(name, folder / "original"), ids(folder)
+    original, tokens = save_model(name, folder / "original"), ids(folder)
     with_words(original)
     quantized, values = candidate(original)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
@@ -41,7 +41,7 @@ def measured(folder, name):
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
-    evaluated, x, y, chunks, begin = measured(tmp_path, name)
+    evaluated, x, y, chunks, begin = measure(tmp_path, name)
     kld = (x.exp() * (x - y)).sum(-1)
     by_position = kld.mean(0).tolist()
     chunk, place = divmod(int(kld.argmax()), kld.shape[1])
@@ -71,7 +71,7 @@ def test_positions_and_tokens_equal_plain_transformers(name, tmp_path):
 
 
 def test_position_spans_have_the_same_width(tmp_path):
-    original, tokens = saved("llama", tmp_path / "original"), ids(tmp_path, 192)
+    original, tokens = save_model("llama", tmp_path / "original"), ids(tmp_path, 192)
     candidate = quanterr.evaluate(original, against=["int4_g32"], tokens=tokens, context=96).candidates[0]
     scores, spans = candidate.scores, candidate.positions
 
@@ -102,7 +102,7 @@ def test_answer_tokens_in_conversations_keep_their_places():
         assert prediction.target == chunks[chunk, position]
 
 
-def shown(text):
+def show_worst(text):
     """Return an evaluation whose worst token is this text, with the text around it and with positions."""
     token = LikelyToken(7, text, 0.5, 0.25)
     worst = WorstToken(3, 300, text, 1.5, text, token, token, token)
@@ -114,41 +114,41 @@ def shown(text):
     return replace(made, candidates=changed)
 
 
-TAME = page_of(rendered(shown("tame"), "html"))
+TAME = page_of(render(show_worst("tame"), "html"))
 
 
 @pytest.mark.parametrize("text", SHORT_NAMES, ids=lambda text: ascii(text[:16]))
 def test_token_text_is_only_text(text, tmp_path):
-    evaluation = shown(text)
+    evaluation = show_worst(text)
     for output in ("json", "jsonl", "csv", "md", "junit"):
-        CHECKS[output](rendered(evaluation, output))
+        CHECKS[output](render(evaluation, output))
     CHECKS["md"](format_numbers(evaluation))
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
         show(evaluation.view(5), make_console(file), verbose=True)
 
     check_lines((tmp_path / "out.txt").read_text(encoding="utf-8"))
-    assert page_of(rendered(evaluation, "html")) == TAME
+    assert page_of(render(evaluation, "html")) == TAME
     if text in STORABLE:  # a tokenizer's text is Unicode
         evaluation.save(tmp_path / "e.json")
         assert quanterr.read_document(str(tmp_path / "e.json")).candidates == evaluation.candidates
 
 
 def test_every_reader_sees_positions_and_tokens(tmp_path):
-    evaluation = shown("to be")
+    evaluation = show_worst("to be")
     with open(tmp_path / "out.txt", "w", encoding="utf-8") as file:
         show(evaluation.view(5), make_console(file), verbose=True)
-    for text in (format_numbers(evaluation), rendered(evaluation, "html"), (tmp_path / "out.txt").read_text()):
+    for text in (format_numbers(evaluation), render(evaluation, "html"), (tmp_path / "out.txt").read_text()):
         assert "Worst tokens" in text
         assert "to be" in text
         assert "50 % → 25 %" in text
-    assert "300-" not in rendered(evaluation, "csv")
-    assert "list,candidate,name" in rendered(evaluation, "csv")
-    assert "positions,to be,0-15,,0.01," in rendered(evaluation, "csv")
+    assert "300-" not in render(evaluation, "csv")
+    assert "list,candidate,name" in render(evaluation, "csv")
+    assert "positions,to be,0-15,,0.01," in render(evaluation, "csv")
 
 
 def test_page_draws_a_line_for_each_candidate():
-    evaluation = shown("a")
-    page = rendered(evaluation, "html")
+    evaluation = show_worst("a")
+    page = render(evaluation, "html")
     charts = [part for section in evaluation.view(5).sections for part in section.parts if isinstance(part, Chart)]
 
     # One chart shows divergence by position, one the scores of hidden states.

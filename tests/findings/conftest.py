@@ -10,17 +10,17 @@ from quanterr.findings.running import list_checks
 INNER = {code for check in CHECKS if check.of in (WEIGHT, WEIGHTS, LAST) for code in check.codes}
 
 
-def strict(one):
+def strict(check):
     """Return a check that fails on findings with other codes than it declares."""
-    allowed = {*one.codes, *(INNER if one.function is check_weights else ())}
+    allowed = {*check.codes, *(INNER if check.function is check_weights else ())}
 
     def run(subject):
-        for finding in one.function(subject):
-            assert finding.code in allowed, f"{one.function.__name__} does not declare {finding.code}"
+        for finding in check.function(subject):
+            assert finding.code in allowed, f"{check.function.__name__} does not declare {finding.code}"
             yield finding
 
-    run.__module__ = one.function.__module__
-    return one._replace(function=run)
+    run.__module__ = check.function.__module__
+    return check._replace(function=run)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, numbers
+from support.making import compare, numbers
 
 from quanterr.findings.headers import report_layouts
 from quanterr.formats.shared.cast_codes import describe_codes
@@ -10,7 +10,7 @@ from quanterr.formats.shared.cast_codes import describe_codes
 NAMES = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(3)]
 
 
-def quantized(dtype):
+def quantize(dtype):
     """Return originals, codes and scales of rows."""
     x = {name: numbers(64, 128, seed=seed).float() for seed, name in enumerate(NAMES)}
     largest = 127 if dtype == torch.int8 else torch.finfo(dtype).max
@@ -27,26 +27,27 @@ def map_findings(report):
 KINDS = [(torch.float8_e4m3fn, "FP8 E4M3"), (torch.float8_e5m2, "FP8 E5M2"), (torch.int8, "INT8")]
 
 
-@pytest.mark.parametrize(("dtype", "kind"), KINDS)
-def test_cast_codes_are_one_finding(tmp_path, dtype, kind):
-    x, codes, _ = quantized(dtype)
-    report = compared(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()})
+@pytest.mark.parametrize(("dtype", "code_type"), KINDS)
+def test_cast_codes_are_one_finding(tmp_path, dtype, code_type):
+    x, codes, _ = quantize(dtype)
+    report = compare(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()})
 
     assert {("codes_without_scale", "error")} == map_findings(report).keys()
     (finding,) = map_findings(report).values()
-    assert f"hold {kind} codes as BF16 numbers, without their scales" in finding.message
+    assert f"hold {code_type} codes as BF16 numbers, without their scales" in finding.message
     assert NAMES == finding.evidence["layers"]
 
 
-@pytest.mark.parametrize(("dtype", "kind"), KINDS)
-def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, kind):
-    x, codes, scales = quantized(dtype)
-    report = compared(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()} | scales)
+@pytest.mark.parametrize(("dtype", "code_type"), KINDS)
+def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, code_type):
+    x, codes, scales = quantize(dtype)
+    report = compare(tmp_path, x, {name: w.bfloat16() for name, w in codes.items()} | scales)
 
     assert {("wrong_convention", "error"), ("ambiguous_layout", "warning")} == map_findings(report).keys()
     finding = map_findings(report)["wrong_convention", "error"]
     assert (
-        f"{kind} codes that were cast to BF16, without their scale, which is how it will be loaded" in finding.message
+        f"{code_type} codes that were cast to BF16, without their scale, which is how it will be loaded"
+        in finding.message
     )
     assert finding.evidence["snr_db"] < 0 < finding.evidence["snr_db_other"]
     assert "unquantized" not in finding.message
@@ -54,16 +55,16 @@ def test_cast_codes_beside_their_scales_are_measured_both_ways(tmp_path, dtype, 
 
 
 def test_unquantized_weight_with_a_scale_is_not_read(tmp_path):
-    x, _, scales = quantized(torch.int8)
-    report = compared(tmp_path, x, {name: w.bfloat16() for name, w in x.items()} | scales)
+    x, _, scales = quantize(torch.int8)
+    report = compare(tmp_path, x, {name: w.bfloat16() for name, w in x.items()} | scales)
 
     assert "left the weight unquantized" in report.reasons[0]
 
 
 def test_weight_that_is_stored_twice_is_named(tmp_path):
-    x, codes, scales = quantized(torch.int8)
+    x, codes, scales = quantize(torch.int8)
     twice = {name.replace(".weight", ".int8_weight"): w for name, w in codes.items()}
-    report = compared(tmp_path, x, {name: w.bfloat16() for name, w in x.items()} | scales | twice)
+    report = compare(tmp_path, x, {name: w.bfloat16() for name, w in x.items()} | scales | twice)
 
     assert "it is stored twice, as BF16 and as the codes model.layers.0.mlp.up_proj.int8_weight" in report.reasons[0]
     assert "unquantized" not in report.reasons[0]

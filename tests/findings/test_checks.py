@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.making import compared, label, numbers, quantized_fp8, store
+from support.making import compare, label, numbers, quantized_fp8, store
 
 import quanterr
 from quanterr import findings
@@ -20,7 +20,7 @@ X = {Q: numbers(64, 128, seed=1), K: numbers(64, 128, seed=2)}
 STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 
 
-def coded(more=()):
+def make_codes(more=()):
     tensors = {}
     for name, weight in X.items():
         tensors[name], tensors[f"{name}_scale"] = quantized_fp8(weight)
@@ -28,7 +28,7 @@ def coded(more=()):
     return tensors | dict(more)
 
 
-def inspected(folder, tensors, values=False):
+def inspect(folder, tensors, values=False):
     path = store(folder / "m.safetensors", tensors)
     return {finding.code: finding.severity for finding in quanterr.inspect(path, values=values).findings}
 
@@ -52,27 +52,27 @@ def test_check_of_an_unknown_code_is_refused():
 
 class TestInspection:
     def test_correct_checkpoint_has_no_finding(self, tmp_path):
-        assert {} == inspected(tmp_path, coded(), values=True)
+        assert {} == inspect(tmp_path, make_codes(), values=True)
 
     def test_ignored_scale_is_reported(self, tmp_path):
         name = "model.layers.0.mlp.up_proj.weight"
         more = {name: numbers(64, 128, seed=3), f"{name}_scale": torch.tensor(1.0)}
 
-        assert {"dummy_scale": "warning"} == inspected(tmp_path, coded(more))
+        assert {"dummy_scale": "warning"} == inspect(tmp_path, make_codes(more))
 
     def test_number_of_input_scales_is_checked_by_headers_alone(self, tmp_path):
         more = {Q.replace(".weight", ".input_scale"): torch.ones(7)}
 
-        assert {"scale_misfit": "warning"} == inspected(tmp_path, coded(more))
+        assert {"scale_misfit": "warning"} == inspect(tmp_path, make_codes(more))
 
     def test_inputs_that_comfyui_clamps_are_reported(self, tmp_path):
         codes, scale = quantized_fp8(numbers(64, 128))
         tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": label(format="float8_e4m3fn")}
 
-        assert {"no_input_scale": "info"} == inspected(tmp_path, tensors)
+        assert {"no_input_scale": "info"} == inspect(tmp_path, tensors)
 
     def test_input_scales_of_fused_weights_are_compared_if_values_are_read(self, tmp_path):
-        tensors = coded({K.replace(".weight", ".input_scale"): torch.tensor(0.08)})
+        tensors = make_codes({K.replace(".weight", ".input_scale"): torch.tensor(0.08)})
         path = store(tmp_path / "m", tensors, config=STATIC)
         codes_found = [
             [finding.code for finding in quanterr.inspect(path, values=values).findings] for values in (False, True)
@@ -83,7 +83,7 @@ class TestInspection:
     def test_scales_of_an_unquantized_checkpoint_are_parameters(self, tmp_path):
         tensors = X | {f"{Q}_scale": torch.tensor(1.0)}
 
-        assert {} == inspected(tmp_path, tensors)
+        assert {} == inspect(tmp_path, tensors)
 
 
 def test_findings_of_a_comparison_are_in_the_order_of_the_checks(tmp_path):
@@ -94,7 +94,7 @@ def test_findings_of_a_comparison_are_in_the_order_of_the_checks(tmp_path):
         "lm_head.weight_scale": torch.tensor(1.0),
     }
     x = X | {"model.norm.weight": numbers(128, seed=4), "lm_head.weight": more["lm_head.weight"]}
-    codes = [finding.code for finding in compared(tmp_path, x, coded(more)).findings]
+    codes = [finding.code for finding in compare(tmp_path, x, make_codes(more)).findings]
 
     assert ["dummy_scale", "scale_misfit"] == codes[:2]
     assert "other_changes" == codes[-1]

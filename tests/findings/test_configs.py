@@ -49,7 +49,7 @@ def of_gguf(values, entries=ROPE):
     return Checkpoint("", "file", (), dict(entries), gguf=GgufMetadata(values))
 
 
-def found(original, quantized):
+def find(original, quantized):
     return list(compare_configs(original, quantized))
 
 
@@ -74,7 +74,7 @@ def found(original, quantized):
     ],
 )
 def test_changed_key_is_reported_with_both_values(key, value):
-    (finding,) = found(of_config(LLAMA), of_config(LLAMA | {key: value}))
+    (finding,) = find(of_config(LLAMA), of_config(LLAMA | {key: value}))
     name = {"hidden_act": "hidden_activation"}.get(key, key)
 
     assert ("config_mismatch", "warning", name) == (finding.code, finding.severity, finding.evidence["key"])
@@ -97,28 +97,28 @@ def test_changed_key_is_reported_with_both_values(key, value):
     ids=["same", "unrelated", "fewer keys", "former names", "nested", "transformers 5", "no model", "empty"],
 )
 def test_equal_or_missing_keys_are_silent(quantized):
-    assert [] == found(of_config(LLAMA), of_config(quantized))
-    assert [] == found(of_config(quantized), of_config(LLAMA))
+    assert [] == find(of_config(LLAMA), of_config(quantized))
+    assert [] == find(of_config(quantized), of_config(LLAMA))
 
 
 def test_names_from_other_families_mean_the_same_keys():
     gpt2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
     alike = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu_pytorch_tanh"}
 
-    assert [] == found(of_config(gpt2), of_config(alike))
-    (finding,) = found(of_config(gpt2), of_config(alike | {"layer_norm_eps": 1e-12}))
+    assert [] == find(of_config(gpt2), of_config(alike))
+    (finding,) = find(of_config(gpt2), of_config(alike | {"layer_norm_eps": 1e-12}))
     assert "rms_norm_eps" == finding.evidence["key"]
 
 
 def test_separate_output_layer_may_be_declared_where_it_is_stored():
-    assert [] == found(of_config(LLAMA), of_config(LLAMA | {"tie_word_embeddings": False}, ["lm_head.weight"]))
-    assert 1 == len(found(of_config(LLAMA | {"tie_word_embeddings": False}), of_config(LLAMA, ["lm_head.weight"])))
+    assert [] == find(of_config(LLAMA), of_config(LLAMA | {"tie_word_embeddings": False}, ["lm_head.weight"]))
+    assert 1 == len(find(of_config(LLAMA | {"tie_word_embeddings": False}), of_config(LLAMA, ["lm_head.weight"])))
 
 
 class TestGguf:
     def test_matching_metadata_is_silent(self):
-        assert [] == found(of_config(LLAMA), of_gguf(METADATA))
-        assert [] == found(of_gguf(METADATA), of_gguf(METADATA))
+        assert [] == find(of_config(LLAMA), of_gguf(METADATA))
+        assert [] == find(of_gguf(METADATA), of_gguf(METADATA))
 
     @pytest.mark.parametrize(
         ("name", "value", "key"),
@@ -135,23 +135,23 @@ class TestGguf:
         ],
     )
     def test_each_different_key_is_reported(self, name, value, key):
-        (finding,) = found(of_config(LLAMA), of_gguf(METADATA | {f"llama.{name}": value}))
+        (finding,) = find(of_config(LLAMA), of_gguf(METADATA | {f"llama.{name}": value}))
 
         assert ("config_mismatch", "warning", key) == (finding.code, finding.severity, finding.evidence["key"])
         assert finding.message.startswith("the GGUF metadata of the quantized checkpoint declares ")
 
     def test_frequency_factors_must_be_stored_where_they_are_needed(self):
-        (finding,) = found(of_config(LLAMA), of_gguf(METADATA, {}))
+        (finding,) = find(of_config(LLAMA), of_gguf(METADATA, {}))
         assert "stores no rope_freqs.weight" in finding.message
-        assert [] == found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA, {}))
-        (finding,) = found(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
+        assert [] == find(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA, {}))
+        (finding,) = find(of_config(LLAMA | {"rope_scaling": None}), of_gguf(METADATA))
         assert "declares no rope_scaling, but the quantized checkpoint stores rope_freqs.weight" in finding.message
 
     def test_converter_conventions_are_not_differences(self):
         latent = LLAMA | {"kv_lora_rank": 512, "num_key_value_heads": 4, "num_experts": 8, "intermediate_size": 999}
         latent |= {"num_nextn_predict_layers": 1, "num_hidden_layers": 1}
 
-        assert [] == found(of_config(latent), of_gguf(METADATA))
+        assert [] == find(of_config(latent), of_gguf(METADATA))
 
 
 class TestAbsentKeys:
@@ -172,7 +172,7 @@ class TestAbsentKeys:
         ],
     )
     def test_default_of_any_architecture_is_compared(self, absent, config, key, says):
-        (finding,) = found(
+        (finding,) = find(
             of_config(LLAMA | config), self.of_architecture("llama", without=[absent, "attention.key_length"])
         )
 
@@ -199,10 +199,10 @@ class TestAbsentKeys:
     def test_default_of_an_architecture_is_compared(self, architecture, key, default, other):
         config = {name: value for name, value in LLAMA.items() if name != "sliding_window"}
 
-        assert [] == found(of_config(config | {key: default}), self.of_architecture(architecture))
-        (finding,) = found(of_config(config | {key: other}), self.of_architecture(architecture))
+        assert [] == find(of_config(config | {key: default}), self.of_architecture(architecture))
+        (finding,) = find(of_config(config | {key: other}), self.of_architecture(architecture))
         assert key == finding.evidence["key"]
-        assert [] == found(of_config(config | {key: other}), self.of_architecture("llama"))
+        assert [] == find(of_config(config | {key: other}), self.of_architecture("llama"))
 
     @pytest.mark.parametrize(
         ("name", "value", "config"),
@@ -218,11 +218,11 @@ class TestAbsentKeys:
         ((key, declared),) = config.items()
         other = {"sigmoid": "softmax", True: False, False: True, 2.5: 1.0}[declared]
 
-        assert [] == found(of_config(LLAMA | config), y)
-        assert [key] == [finding.evidence["key"] for finding in found(of_config(LLAMA | {key: other}), y)]
+        assert [] == find(of_config(LLAMA | config), y)
+        assert [key] == [finding.evidence["key"] for finding in find(of_config(LLAMA | {key: other}), y)]
 
     def test_gemma3_without_a_window_attends_to_all_tokens(self):
-        (finding,) = found(of_config(LLAMA | {"sliding_window": 512}), self.of_architecture("gemma3"))
+        (finding,) = find(of_config(LLAMA | {"sliding_window": 512}), self.of_architecture("gemma3"))
 
         assert (
             "lacks gemma3.attention.sliding_window, so that llama.cpp takes none for sliding_window" in finding.message
@@ -233,21 +233,21 @@ class TestAbsentKeys:
         config = {key: value for key, value in LLAMA.items() if key != "rope_theta"} | {"model_type": model}
         y = self.of_architecture("llama", without=["rope.freq_base"])
 
-        assert keys == [finding.evidence["key"] for finding in found(of_config(config), y)]
-        assert [] == found(of_config(config), of_config(LLAMA))
+        assert keys == [finding.evidence["key"] for finding in find(of_config(config), y)]
+        assert [] == find(of_config(config), of_config(LLAMA))
 
     def test_two_gguf_files_may_declare_defaults_or_not(self):
         declared = of_gguf(METADATA | {"llama.rope.freq_base": 10000.0})
         absent = self.of_architecture("llama", without=["rope.freq_base"])
 
-        assert [] == found(declared, absent) + found(absent, declared) + found(absent, absent)
-        assert ["rope_theta"] == [finding.evidence["key"] for finding in found(of_gguf(METADATA), absent)]
-        assert ["rope_theta"] == [finding.evidence["key"] for finding in found(absent, of_gguf(METADATA))]
+        assert [] == find(declared, absent) + find(absent, declared) + find(absent, absent)
+        assert ["rope_theta"] == [finding.evidence["key"] for finding in find(of_gguf(METADATA), absent)]
+        assert ["rope_theta"] == [finding.evidence["key"] for finding in find(absent, of_gguf(METADATA))]
 
     def test_projectors_and_denoisers_have_no_defaults(self):
         y = {"general.architecture": "clip", "clip.vocab_size": 256, "clip.attention.head_count": 4}
 
-        assert [] == found(of_config(LLAMA), of_gguf(y | {"clip.embedding_length": 64}))
+        assert [] == find(of_config(LLAMA), of_gguf(y | {"clip.embedding_length": 64}))
 
     @pytest.mark.parametrize(
         ("scaling", "values", "entries", "lacks"),
@@ -264,7 +264,7 @@ class TestAbsentKeys:
     )
     def test_absent_scaling_of_rotations_is_reported(self, scaling, values, entries, lacks):
         y = of_gguf(METADATA | {f"llama.{key}": value for key, value in values.items()}, entries)
-        messages = [finding.message for finding in found(of_config(LLAMA | {"rope_scaling": scaling}), y)]
+        messages = [finding.message for finding in find(of_config(LLAMA | {"rope_scaling": scaling}), y)]
 
         assert [lacks] * (lacks is not None) == [lacks for message in messages if f" {lacks}" in message]
         assert len(messages) == (lacks is not None)
@@ -272,7 +272,7 @@ class TestAbsentKeys:
     def test_base_computed_from_alpha_is_no_difference(self):
         config = LLAMA | {"rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}
 
-        assert [] == found(of_config(config), of_gguf(METADATA, {}))
+        assert [] == find(of_config(config), of_gguf(METADATA, {}))
 
 
 def test_compare_reports_the_mismatch(tmp_path):

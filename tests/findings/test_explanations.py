@@ -5,7 +5,7 @@ from itertools import combinations_with_replacement
 import pytest
 import torch
 from mutation import unusual
-from support.making import compared, numbers
+from support.making import compare, numbers
 
 from quanterr.documents.base import SEVERITIES
 from quanterr.documents.finding_codes import CODES
@@ -25,11 +25,11 @@ def weight_of(rows):
     return numbers(rows, 256, seed=3).float()
 
 
-def damaged(folder, change, rows=64):
+def find_damage(folder, change, rows=64):
     """Return the findings about one weight with changed codes or scales."""
     x = weight_of(rows)
     codes, unit = change(*by_row(x))
-    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
+    return compare(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
 
 
 def every_other_negative(codes, unit):
@@ -54,7 +54,7 @@ def values_of_one_size(folder):
     """Return the findings about a weight of which every code is the largest by design."""
     x = numbers(64, 256, seed=3).sign().float() * 0.03
     codes, unit = by_row(x)
-    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
+    return compare(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit.bfloat16()}).findings
 
 
 def coarse_and_at_random(folder):
@@ -64,31 +64,31 @@ def coarse_and_at_random(folder):
     unit = x.abs().amax(1, keepdim=True) / 7
     random = torch.rand(x.shape, generator=torch.Generator().manual_seed(5))
     codes = (x / unit + 0.7 * (random - 0.5)).round().to(torch.int8)
-    return compared(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
+    return compare(folder, {NAME: x}, {NAME: codes, f"{NAME}_scale": unit}).findings
 
 
-def truncated(folder):
+def find_truncation(folder):
     """Return the findings about truncated codes of few bits, whose values are clearly smaller."""
     x = weight_of(64)
     unit = x.abs().amax(1, keepdim=True) / 15
-    return compared(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
+    return compare(folder, {NAME: x}, {NAME: (x / unit).trunc().to(torch.int8), f"{NAME}_scale": unit}).findings
 
 
 def rounded_down(folder):
     x = weight_of(64)
     unit = x.abs().amax(1, keepdim=True) / 127
-    return compared(folder, {NAME: x}, {NAME: (x / unit).floor().to(torch.int8), f"{NAME}_scale": unit}).findings
+    return compare(folder, {NAME: x}, {NAME: (x / unit).floor().to(torch.int8), f"{NAME}_scale": unit}).findings
 
 
 def another_weight(folder):
     codes, unit = by_row(numbers(64, 256, seed=4).float())
-    return damaged(folder, lambda *_: (codes, unit))
+    return find_damage(folder, lambda *_: (codes, unit))
 
 
 def larger_weight(folder):
     """Store a larger weight of other values with scales for them."""
     codes, unit = by_row(1.5 * numbers(64, 256, seed=4).float())
-    return damaged(folder, lambda *_: (codes, unit))
+    return find_damage(folder, lambda *_: (codes, unit))
 
 
 def one_scale_for_both(folder):
@@ -97,7 +97,7 @@ def one_scale_for_both(folder):
     unit, names = q.abs().max() / 127, [f"layers.0.self_attn.{part}_proj.weight" for part in "qv"]
     x = dict(zip(names, (q, v), strict=True))
     y = {name: (weight / unit).round().to(torch.int8) for name, weight in x.items()}
-    return compared(folder, x, y | {f"{name}_scale": unit for name in names}).findings
+    return compare(folder, x, y | {f"{name}_scale": unit for name in names}).findings
 
 
 def outlier_in_one_of_five(folder):
@@ -105,17 +105,17 @@ def outlier_in_one_of_five(folder):
     x[NAME][:, 17] = 2.0
     y = {name: by_row(w) for name, w in x.items()}
     stored = {name: codes for name, (codes, _) in y.items()} | {f"{name}_scale": unit for name, (_, unit) in y.items()}
-    return compared(folder, x, stored).findings
+    return compare(folder, x, stored).findings
 
 
 def codes_as_numbers(folder):
     codes, _ = by_row(weight_of(64))
-    return compared(folder, {NAME: weight_of(64)}, {NAME: codes.bfloat16()}).findings
+    return compare(folder, {NAME: weight_of(64)}, {NAME: codes.bfloat16()}).findings
 
 
 def norm_in_another_order(folder):
     x = {NORM: 1 + numbers(128, seed=1)}
-    return compared(folder, x, {NORM: x[NORM].flip(0)}).findings
+    return compare(folder, x, {NORM: x[NORM].flip(0)}).findings
 
 
 def rows_in_another_order_than_the_name_says(folder):
@@ -124,30 +124,32 @@ def rows_in_another_order_than_the_name_says(folder):
     codes, unit = by_row(x)
     (folder / "config.json").write_text('{"num_attention_heads": 4}')
     quantized = {"layers.0.attention.wq.weight": codes, "layers.0.attention.wq.weight_scale": unit}
-    return compared(folder, {"model.layers.0.self_attn.q_proj.weight": x}, quantized).findings
+    return compare(folder, {"model.layers.0.self_attn.q_proj.weight": x}, quantized).findings
 
 
 # First cause and first explained finding of each row → findings of files in which the row applies.
 CASES = {
     ("wrong_convention", "scale_factor"): rows_in_another_order_than_the_name_says,
     ("codes_without_scale", "implausible_error"): codes_as_numbers,
-    ("corrected scales", "implausible_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 1.01 * unit)),
+    ("corrected scales", "implausible_error"): lambda folder: find_damage(
+        folder, lambda codes, unit: (codes, 1.01 * unit)
+    ),
     ("underflows", "implausible_error"): lambda folder: (
-        unusual.compared(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
+        unusual.compare(unusual.KINDS["very tiny"](), folder, None, "Q8_0").findings
     ),
     ("near", "implausible_error"): values_of_one_size,
     ("usual", "implausible_error"): coarse_and_at_random,
-    ("signed", "scale_negative"): lambda folder: damaged(folder, every_other_negative),
-    ("scale_factor", "excess_error"): lambda folder: damaged(folder, lambda codes, unit: (codes, 3 * unit)),
+    ("signed", "scale_negative"): lambda folder: find_damage(folder, every_other_negative),
+    ("scale_factor", "excess_error"): lambda folder: find_damage(folder, lambda codes, unit: (codes, 3 * unit)),
     ("nonfinite_original", "excess_error"): another_weight,
-    ("one way", "scale_factor"): truncated,
+    ("one way", "scale_factor"): find_truncation,
     ("one way", "zero_points"): rounded_down,
     ("implausible_error", "scale_loss"): larger_weight,
     ("shared_scale", "implausible_error"): one_scale_for_both,
     ("outlier_column", "group_outlier"): outlier_in_one_of_five,
-    ("scale_loss", "implausible_error"): lambda folder: damaged(folder, lambda *_: by_row(weight_of(64), 64)),
-    ("excess_error", "implausible_error"): lambda folder: damaged(folder, zeros_in_a_row),
-    ("excess_rows", "bad_rows"): lambda folder: damaged(folder, noise_in_rows, rows=1024),
+    ("scale_loss", "implausible_error"): lambda folder: find_damage(folder, lambda *_: by_row(weight_of(64), 64)),
+    ("excess_error", "implausible_error"): lambda folder: find_damage(folder, zeros_in_a_row),
+    ("excess_rows", "bad_rows"): lambda folder: find_damage(folder, noise_in_rows, rows=1024),
     ("scale_factor", "unquantized_changed"): norm_in_another_order,
 }
 

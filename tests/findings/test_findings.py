@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.making import compared, numbers, quantized_fp8, quantized_int8, store
+from support.making import compare, numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
 from quanterr.dequantization.run import dequantize
@@ -28,7 +28,7 @@ def model(n=1, shape=SHAPE):
     return {UP.format(i): numbers(*shape, seed=i) for i in range(n)}
 
 
-def stored(x, quantize=quantized_fp8):
+def store_codes(x, quantize=quantized_fp8):
     """Return codes and one scale for each weight."""
     tensors = {}
     for name, weight in x.items():
@@ -53,10 +53,10 @@ def map_findings(report):
 def faulty(folder, change, n=1, quantize=quantized_fp8, shape=SHAPE):
     """Return the findings after ``change`` was applied to the stored tensors of the last weight."""
     x = model(n, shape)
-    y = stored(x, quantize)
+    y = store_codes(x, quantize)
     name = UP.format(n - 1)
     change(y, name)
-    return map_findings(compared(folder, x, y)), name
+    return map_findings(compare(folder, x, y)), name
 
 
 def times(factor):
@@ -122,7 +122,7 @@ class TestCodes:
 def test_correct_weights_raise_no_finding(tmp_path, quantize):
     x = model(6)
 
-    assert [] == compared(tmp_path, x, stored(x, quantize)).findings
+    assert [] == compare(tmp_path, x, store_codes(x, quantize)).findings
 
 
 class TestScales:
@@ -143,7 +143,7 @@ class TestScales:
             return ((weight.float() / coarse).round() * coarse / scale).round().to(torch.int8), scale * 1.1
 
         x = model()
-        findings = map_findings(compared(tmp_path, x, stored(x, four_bits)))
+        findings = map_findings(compare(tmp_path, x, store_codes(x, four_bits)))
 
         assert {"scale_factor": "warning", "excess_error": "error"} == {c: findings[c].severity for c in findings}
         assert (
@@ -152,10 +152,10 @@ class TestScales:
 
     def test_factor_shared_by_many_weights_is_one_finding(self, tmp_path):
         x = model(4)
-        y = stored(x)
+        y = store_codes(x)
         for name in x:
             y[f"{name}_scale"] = y[f"{name}_scale"] * 2
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
         errors = [finding for finding in report.findings if finding.severity == "error"]
 
         assert [("scale_factor", None)] == [(finding.code, finding.layer) for finding in errors]
@@ -166,10 +166,10 @@ class TestScales:
 
     def test_scales_for_other_rows_are_noticed(self, tmp_path):
         x = {name: (weight * torch.linspace(0.5, 2, 64)[:, None]).bfloat16() for name, weight in model().items()}
-        y = stored(x, by_row)
+        y = store_codes(x, by_row)
         name = UP.format(0)
         y[f"{name}_scale"] = y[f"{name}_scale"].roll(1, 0)
-        findings = map_findings(compared(tmp_path, x, y))
+        findings = map_findings(compare(tmp_path, x, y))
 
         assert "one factor per row corrects it" in findings["scale_factor"].message
         assert "each scale belongs 1 place earlier" in findings["scale_factor"].message
@@ -182,7 +182,7 @@ class TestScales:
         blocks = x[name].float().reshape(4, 32, 4, 32)
         scale = blocks.abs().amax((1, 3)) / 127
         codes = (blocks / scale[:, None, :, None]).round().reshape(128, 128).to(torch.int8)
-        findings = map_findings(compared(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
+        findings = map_findings(compare(tmp_path, x, {name: codes, f"{name}_scale": scale.t().contiguous()}))
 
         assert "one factor per block corrects it" in findings["scale_factor"].message
         assert "error" == findings["scale_factor"].severity
@@ -190,7 +190,9 @@ class TestScales:
     def test_column_factors_are_noticed(self, tmp_path):
         x = model()
         name = UP.format(0)
-        findings = map_findings(compared(tmp_path, x, stored({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row)))
+        findings = map_findings(
+            compare(tmp_path, x, store_codes({name: x[name] * torch.linspace(0.3, 3, 128)}, by_row))
+        )
 
         assert "one factor per column corrects it" in findings["scale_factor"].message
 
@@ -198,20 +200,20 @@ class TestScales:
         x = {name: (weight * 20).to(torch.float8_e4m3fn).float() for name, weight in model(2).items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
-        findings = map_findings(compared(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
+        findings = map_findings(compare(tmp_path, {name: weight * 1.001 for name, weight in x.items()}, y))
 
         assert ("info", list(x)) == (findings["scale_constant"].severity, findings["scale_constant"].evidence["layers"])
 
     @pytest.mark.parametrize("judged", [True, False])
     def test_codes_at_the_end_of_their_range_are_noticed(self, tmp_path, monkeypatch, judged):
-        def clipped(weight):
+        def clip(weight):
             scale = weight.float().abs().amax() / 127 / 4
             return (weight.float() / scale).round().clamp(-127, 127).to(torch.int8), scale
 
         if not judged:  # scales of codebooks are not judged; this test imitates one
             monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model()
-        findings = map_findings(compared(tmp_path, x, stored(x, clipped)))
+        findings = map_findings(compare(tmp_path, x, store_codes(x, clip)))
 
         assert ("error", "warning")[not judged] == findings["scale_loss" if judged else "saturated"].severity
         assert judged == ("saturated" not in findings)
@@ -231,7 +233,7 @@ class TestActivationScales:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_unusable_activation_scales_are_noticed(self, tmp_path, ending, value, code, severity, dtype):
         x, name = model(), f"layers.0.{ending}"
-        report = compared(tmp_path, x, stored(x) | {name: torch.tensor([0.5, value], dtype=dtype)})
+        report = compare(tmp_path, x, store_codes(x) | {name: torch.tensor([0.5, value], dtype=dtype)})
         (finding,) = report.findings
 
         assert (code, severity, [name]) == (finding.code, finding.severity, finding.evidence["tensors"])
@@ -251,7 +253,7 @@ class TestActivationScales:
     def test_other_activation_scales_are_silent(self, tmp_path, name, value):
         x = model()
 
-        assert [] == compared(tmp_path, x, stored(x) | {name: value}).findings
+        assert [] == compare(tmp_path, x, store_codes(x) | {name: value}).findings
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,7 @@ class TestOrder:
     def test_experts_in_other_places_are_named(self, tmp_path, places, code, words):
         name = "model.layers.0.mlp.experts.down_proj"
         x = {name: numbers(6, 256, 1100)}  # the sample for repairs ends within the first weight
-        findings = map_findings(compared(tmp_path, x, {name: x[name][places]}))
+        findings = map_findings(compare(tmp_path, x, {name: x[name][places]}))
 
         assert {code} == findings.keys()
         assert places == findings[code].evidence["experts"]
@@ -371,7 +373,7 @@ class TestOrder:
     def test_experts_repeated_in_the_original_are_in_their_places(self, tmp_path):
         name = "model.layers.0.mlp.experts.down_proj"
         x = numbers(4, 64, 64)[[0, 0, 2, 3]]
-        findings = map_findings(compared(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
+        findings = map_findings(compare(tmp_path, {name: x}, {name: torch.cat([x[:3], 0.5 * x[3:]])}))
 
         assert not {"permuted", "swapped_weight"} & findings.keys()
 
@@ -380,24 +382,24 @@ class TestOrder:
     )
     def test_exchanged_gate_and_up_are_named(self, tmp_path, name):
         x = {name: numbers(*([3] if "experts" in name else []), 512, 640)}
-        findings = map_findings(compared(tmp_path, x, {name: x[name].roll(256, -2)}))
+        findings = map_findings(compare(tmp_path, x, {name: x[name].roll(256, -2)}))
 
         assert {"permuted"} == findings.keys()
         assert "gate is stored where up belongs, and up for gate" in findings["permuted"].message
 
     def test_weight_from_another_layer_is_named(self, tmp_path):
         x = model(3)
-        y = stored(x)
+        y = store_codes(x)
         first, second = UP.format(0), UP.format(2)
         for part in ("", "_scale"):
             y[first + part], y[second + part] = y[second + part], y[first + part]
-        findings = [f for f in compared(tmp_path, x, y).findings if f.code == "swapped_weight"]
+        findings = [f for f in compare(tmp_path, x, y).findings if f.code == "swapped_weight"]
 
         assert [(first, second), (second, first)] == [(f.layer, f.evidence["weight"]) for f in findings]
 
     def test_unrelated_tensor_is_far_off_and_no_repair_is_proposed(self, tmp_path):
         x = model()
-        findings = map_findings(compared(tmp_path, x, stored({name: numbers(*SHAPE, seed=9) for name in x})))
+        findings = map_findings(compare(tmp_path, x, store_codes({name: numbers(*SHAPE, seed=9) for name in x})))
 
         assert {"implausible_error"} == findings.keys()
 
@@ -405,7 +407,7 @@ class TestOrder:
 @pytest.mark.parametrize(("x", "y"), [(1e-160, 1e155), (1e155, 1e-160), (1e160, 1.001e160)])
 def test_values_too_large_to_square_do_not_pass(tmp_path, x, y):
     ones = torch.ones(16, 64, dtype=torch.float64)
-    report = compared(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
+    report = compare(tmp_path, {"a.weight": x * ones}, {"a.weight": y * ones})
 
     assert ("inconclusive", ["implausible_error"]) == (report.verdict, [finding.code for finding in report.findings])
 
@@ -414,7 +416,7 @@ class TestZeroPoints:
     def test_errors_leaning_to_one_side_are_a_warning(self, tmp_path):
         x = model()
         findings = map_findings(
-            compared(tmp_path, x, stored({name: weight + 0.002 for name, weight in x.items()}, by_row))
+            compare(tmp_path, x, store_codes({name: weight + 0.002 for name, weight in x.items()}, by_row))
         )
 
         assert ("warning", UP.format(0)) == (findings["biased_error"].severity, findings["biased_error"].layer)
@@ -426,7 +428,7 @@ class TestZeroPoints:
         steps, scale = by_row(numbers(rows, 64))
         y = steps * scale
         x = y - 0.8 * scale * errors
-        findings = map_findings(compared(tmp_path, {"a.weight": x}, stored({"a.weight": y}, by_row)))
+        findings = map_findings(compare(tmp_path, {"a.weight": x}, store_codes({"a.weight": y}, by_row)))
 
         assert codes == findings.keys() & {"biased_error"}
 
@@ -434,7 +436,7 @@ class TestZeroPoints:
         x = model()
         shifts = torch.linspace(-0.2, 0.2, 64)[:, None]
         findings = map_findings(
-            compared(tmp_path, x, stored({name: weight + shifts for name, weight in x.items()}, by_row))
+            compare(tmp_path, x, store_codes({name: weight + shifts for name, weight in x.items()}, by_row))
         )
 
         assert "one shift per row corrects it" in findings["zero_points"].message
@@ -467,7 +469,7 @@ class TestRows:
         blocks = [by_row(block.reshape(1, -1)) for block in x.split(128)]
         codes = torch.cat([codes.view(128, 128) for codes, _ in blocks])
         scale = torch.cat([scale for _, scale in blocks])
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
         rows = report.layers[0].worst_rows
 
         assert report.layers[0].format == "int8_block"
@@ -479,7 +481,7 @@ def test_error_far_below_the_usual_format_level_is_a_warning(tmp_path, monkeypat
     monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)  # imitates a format without nearest codes
     x = model()
     findings = map_findings(
-        compared(tmp_path, x, stored({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()}))
+        compare(tmp_path, x, store_codes({name: w + 0.2 * numbers(*SHAPE, seed=9) for name, w in x.items()}))
     )
 
     assert ("warning", [31, 32]) == (findings["below_usual"].severity, findings["below_usual"].evidence["usual_snr_db"])
@@ -516,7 +518,7 @@ class TestVectors:
     )
     def test_broken_vectors_are_errors(self, tmp_path, name, broken, code, words):
         x = vectors()
-        report = compared(tmp_path, x, x | {name: broken(x).to(x[name].dtype)})
+        report = compare(tmp_path, x, x | {name: broken(x).to(x[name].dtype)})
         findings = [finding for finding in report.findings if finding.severity != "info"]
 
         assert ("inconclusive", [(code, "error", name)]) == (
@@ -535,14 +537,14 @@ class TestVectors:
     )
     def test_cast_or_slightly_corrected_vectors_need_no_warning(self, tmp_path, name, sound):
         x = vectors() | model()
-        report = compared(tmp_path, x, x | stored(model()) | {name: sound(x)})
+        report = compare(tmp_path, x, x | store_codes(model()) | {name: sound(x)})
 
         assert {"info"} >= {finding.severity for finding in report.findings}
 
     @pytest.mark.parametrize("change", [lambda _: 5.6 * numbers(64, seed=9), lambda x: x + 0.02 * numbers(64, seed=9)])
     def test_biases_for_quantized_weights_may_be_corrected_by_any_amount(self, tmp_path, change):
         x = vectors() | model()
-        report = compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])})
+        report = compare(tmp_path, x, x | store_codes(model()) | {BIAS: change(x[BIAS])})
         finding = map_findings(report)["bias_corrected"]
         weight = x["layers.0.mlp.up_proj.weight"].float()
         difference = change(x[BIAS]).to(x[BIAS].dtype).float() - x[BIAS].float()
@@ -569,7 +571,9 @@ class TestVectors:
     def test_other_small_bias_changes_are_a_warning(self, tmp_path, change, words):
         x = vectors() | model()
         x[BIAS] *= 0.01  # the weight's error affects the outputs more
-        finding = map_findings(compared(tmp_path, x, x | stored(model()) | {BIAS: change(x[BIAS])}))["bias_corrected"]
+        finding = map_findings(compare(tmp_path, x, x | store_codes(model()) | {BIAS: change(x[BIAS])}))[
+            "bias_corrected"
+        ]
 
         assert ("warning", True) == (finding.severity, finding.evidence["share"] < 1)
         assert words in finding.message
@@ -578,7 +582,7 @@ class TestVectors:
     def test_corrected_biases_are_not_listed_among_other_changes(self, tmp_path, norm_too):
         x = vectors() | model()
         changed = {BIAS: 3 * x[BIAS]} | ({NORM: 1.01 * x[NORM].float()} if norm_too else {})
-        report = compared(tmp_path, x, x | stored(model()) | changed)
+        report = compare(tmp_path, x, x | store_codes(model()) | changed)
         findings = map_findings(report)
 
         assert [BIAS] == findings["bias_corrected"].evidence["layers"]
@@ -598,7 +602,9 @@ class TestVectors:
         noise = numbers(64, seed=9).float()
         noise *= by * (norm or 1) * (codes.float() * scale - weight).norm() / noise.norm()
         x[BIAS] = x[BIAS].float()
-        finding = map_findings(compared(tmp_path, x, x | stored(model()) | {BIAS: x[BIAS] + noise}))["bias_corrected"]
+        finding = map_findings(compare(tmp_path, x, x | store_codes(model()) | {BIAS: x[BIAS] + noise}))[
+            "bias_corrected"
+        ]
 
         assert severity == finding.severity
         assert finding.evidence["share"] == pytest.approx(by, rel=1e-3)
@@ -610,7 +616,7 @@ class TestVectors:
         absmax = weight.float().abs().amax(1)
         codes = (weight.float() / absmax[:, None] * 127).round().to(torch.int8)
         y = x | {name: codes, name.replace("weight", "SCB"): absmax, BIAS: x[BIAS] + 0.01 * numbers(64, seed=9)}
-        report = compared(tmp_path, x | {name: weight}, y)
+        report = compare(tmp_path, x | {name: weight}, y)
 
         assert "bnb_int8" == report.layers[0].format
         assert [BIAS] == map_findings(report)["unquantized_changed"].evidence["layers"]
@@ -622,7 +628,7 @@ class TestVectors:
         factors = torch.logspace(-1, 1, 128)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
         x[NORM] = (x[NORM].float() - 1).clamp(min=-0.8) if around_zero else x[NORM].float().abs()
         norm = (1 + x[NORM]) * factors - 1 if around_zero else x[NORM] * factors
-        findings = map_findings(compared(tmp_path, x, x | {NORM: norm}))
+        findings = map_findings(compare(tmp_path, x, x | {NORM: norm}))
 
         assert {"implausible_error", "other_changes"} == findings.keys()
         assert ("warning", [NORM]) == (
@@ -632,13 +638,13 @@ class TestVectors:
 
     def test_fused_norm_with_only_ones_is_still_a_warning(self, tmp_path):
         x = vectors()
-        findings = map_findings(compared(tmp_path, x, x | {NORM: torch.ones(128)}))
+        findings = map_findings(compare(tmp_path, x, x | {NORM: torch.ones(128)}))
 
         assert "warning" == findings["implausible_error"].severity
 
     def test_zeros_for_a_norm_with_only_ones_are_shown_with_both_readings(self, tmp_path):
         x = {NORM: torch.ones(64)}
-        findings = map_findings(compared(tmp_path, x, {NORM: torch.zeros(64)}))
+        findings = map_findings(compare(tmp_path, x, {NORM: torch.zeros(64)}))
 
         assert "warning" == findings["norm_offset"].severity
         assert "stored minus one, or lost" in findings["norm_offset"].message
@@ -647,7 +653,7 @@ class TestVectors:
     @pytest.mark.parametrize("changed", [["layers.3.norm.weight"], ["norm.weight"]])
     def test_single_norm_among_many_that_is_off_by_one_is_an_error(self, tmp_path, change, changed):
         x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
-        report = compared(tmp_path, x, x | {name: change(x[name]) for name in changed})
+        report = compare(tmp_path, x, x | {name: change(x[name]) for name in changed})
 
         assert [("norm_offset", "error", *changed)] == [
             (finding.code, finding.severity, finding.layer) for finding in report.findings if finding.severity != "info"
@@ -656,7 +662,7 @@ class TestVectors:
 
     def test_final_norm_may_be_off_by_one_as_all_other_norms_are(self, tmp_path):
         x = {f"layers.{n}.norm.weight": torch.ones(64) for n in range(5)} | {"norm.weight": torch.ones(64)}
-        findings = map_findings(compared(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
+        findings = map_findings(compare(tmp_path, x, {name: norm + 1 for name, norm in x.items()}))
 
         assert ("warning", sorted(x)) == (
             findings["norm_offset"].severity,
@@ -667,13 +673,13 @@ class TestVectors:
         ("y", "severity"), [(0.0, "error"), (-100.0, "warning"), (300.0, "warning"), (101.0, None), (60.0, None)]
     )
     def test_scalars_may_change_moderately(self, tmp_path, y, severity):
-        report = compared(tmp_path, {"logit_scale": torch.tensor(100.0)}, {"logit_scale": torch.tensor(y)})
+        report = compare(tmp_path, {"logit_scale": torch.tensor(100.0)}, {"logit_scale": torch.tensor(y)})
 
         assert severity == next((f.severity for f in report.findings if f.code == "implausible_error"), None)
 
     def test_small_values_that_a_cast_makes_zero_are_not_an_error(self, tmp_path):
         x = torch.full((64,), 1e-9)
-        report = compared(tmp_path, {BIAS: x}, {BIAS: x.half()})
+        report = compare(tmp_path, {BIAS: x}, {BIAS: x.half()})
 
         assert "error" not in {finding.severity for finding in report.findings}
 
@@ -681,14 +687,14 @@ class TestVectors:
     def test_vector_values_too_large_to_square_do_not_pass(self, tmp_path, x, y):
         ones = torch.ones(64, dtype=torch.float64)
 
-        assert "inconclusive" == compared(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
+        assert "inconclusive" == compare(tmp_path, {BIAS: x * ones}, {BIAS: y * ones}).verdict
 
 
 class TestUninformativeNumbers:
     @pytest.mark.parametrize("factor", [2.0, -5.0])
     def test_vanishing_squares_are_an_error(self, tmp_path, factor):
         x = numbers(16, 32).double() * 1e-200
-        findings = map_findings(compared(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
+        findings = map_findings(compare(tmp_path, {"a.weight": x}, {"a.weight": x * factor}))
 
         assert ("error", "a.weight") == (findings["implausible_error"].severity, findings["implausible_error"].layer)
         assert "their squares underflow" in findings["implausible_error"].message
@@ -697,7 +703,7 @@ class TestUninformativeNumbers:
         x = numbers(16, 32).float()
         broken = x.clone()
         broken[0, 0] = torch.nan
-        report = compared(tmp_path, {"a.weight": broken}, {"a.weight": x + 0.001})
+        report = compare(tmp_path, {"a.weight": broken}, {"a.weight": x + 0.001})
 
         assert ["nonfinite_original"] == [finding.code for finding in report.findings]
 
@@ -707,11 +713,11 @@ class TestAllWeights:
         # With a sample, the excess would be reported instead.
         monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model(8)
-        y = stored(x, by_row)
+        y = store_codes(x, by_row)
         name = UP.format(3)
         noise = 0.1 * numbers(*SHAPE, seed=99).float()
         y[name], y[f"{name}_scale"] = by_row(x[name].float() + noise)
-        findings = map_findings(compared(tmp_path, x, y))
+        findings = map_findings(compare(tmp_path, x, y))
 
         assert ("warning", name) == (findings["group_outlier"].severity, findings["group_outlier"].layer)
 
@@ -722,7 +728,7 @@ class TestAllWeights:
         for n, rows in ((1, list(range(1024))), (4, list(range(1024))), (7, left_out), (8, left_out)):
             columns = torch.randint(256, (len(rows),), generator=torch.Generator().manual_seed(100 + n))
             x[UP.format(n)][rows, columns] = 0.7
-        report = compared(tmp_path, x, stored(x, by_row_of_few_bits))
+        report = compare(tmp_path, x, store_codes(x, by_row_of_few_bits))
         finding = map_findings(report)["group_outlier"]
 
         assert ("info", [UP.format(n) for n in (1, 4, 7, 8)]) == (finding.severity, finding.evidence["layers"])
@@ -733,7 +739,7 @@ class TestAllWeights:
     def test_lossier_cast_for_small_values_is_not_a_group_outlier(self, tmp_path):
         """float16 rounds values below its normal numbers: 80 dB where the other weights are lossless."""
         x = {UP.format(n): (numbers(*SHAPE, seed=n) * (2.0**-10 if n == 3 else 0.1)).bfloat16() for n in range(8)}
-        report = compared(tmp_path, x, {name: w.half() for name, w in x.items()})
+        report = compare(tmp_path, x, {name: w.half() for name, w in x.items()})
 
         assert 60 < min(layer.snr_db for layer in report.layers) < 100
         assert "group_outlier" not in map_findings(report)
@@ -746,10 +752,10 @@ class TestAllWeights:
 
     def test_bad_rows_in_many_weights_are_an_error_for_each(self, tmp_path):
         x = model(8)
-        y = stored(x, by_row)
+        y = store_codes(x, by_row)
         for name in list(x)[:4]:
             y[name][7, ::2] = 0
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
         findings = [finding for finding in report.findings if finding.severity != "info"]
 
         assert {("excess_error", "error")} == {(finding.code, finding.severity) for finding in findings}
@@ -759,10 +765,10 @@ class TestAllWeights:
     def test_bad_rows_in_many_weights_without_nearest_codes_are_an_info(self, tmp_path, monkeypatch):
         monkeypatch.setattr(SampleMeasurer, "_measure_closely", lambda *_: None)
         x = model(8)
-        y = stored(x, by_row)
+        y = store_codes(x, by_row)
         for name in list(x)[:4]:
             y[name][7, ::2] = 0
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
         (finding,) = (finding for finding in report.findings if finding.code == "bad_rows")
 
         assert ("info", None, list(x)[:4]) == (finding.severity, finding.layer, finding.evidence["layers"])
@@ -770,32 +776,32 @@ class TestAllWeights:
 
     def test_norms_that_differ_by_one_are_a_warning(self, tmp_path):
         x = {f"layers.{n}.input_layernorm.weight": numbers(64, seed=n) for n in range(2)}
-        findings = map_findings(compared(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
+        findings = map_findings(compare(tmp_path, x, {name: weight + 1 for name, weight in x.items()}))
 
         assert ("warning", list(x)) == (findings["norm_offset"].severity, findings["norm_offset"].evidence["layers"])
 
     def test_identical_checkpoints_are_a_warning(self, tmp_path):
         x = model()
 
-        assert [("identical", "warning")] == [(f.code, f.severity) for f in compared(tmp_path, x, x).findings]
+        assert [("identical", "warning")] == [(f.code, f.severity) for f in compare(tmp_path, x, x).findings]
 
     def test_copy_with_consumed_labels_passes_no_gate(self, tmp_path):
         label = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
         x = {"a.weight": numbers(32, 64).to(torch.float8_e4m3fn), "a.weight_scale": torch.tensor(1.0)}
-        report = compared(tmp_path, x | {"a.comfy_quant": label}, x | {"a.comfy_quant": label.clone()})
+        report = compare(tmp_path, x | {"a.comfy_quant": label}, x | {"a.comfy_quant": label.clone()})
 
         assert "warning" == map_findings(report)["identical"].severity
         assert "pass" != quanterr.judge(report, require=["snr_db >= 30"]).verdict
 
     def test_swapped_sides_are_a_warning(self, tmp_path):
         x = model(2)
-        report = compared(tmp_path, stored(x), x)
+        report = compare(tmp_path, store_codes(x), x)
 
         assert ("warning", "pass") == (map_findings(report)["swapped_sides"].severity, report.verdict)
         assert "the original stores 2 weights quantized" in map_findings(report)["swapped_sides"].message
 
     def test_dequantized_copy_is_no_sign_of_swapped_sides(self, tmp_path):
-        store(tmp_path / "codes.safetensors", stored(model(2)))
+        store(tmp_path / "codes.safetensors", store_codes(model(2)))
         dequantize(tmp_path / "codes.safetensors", tmp_path / "copy.safetensors")
         report = quanterr.compare(tmp_path / "codes.safetensors", tmp_path / "copy.safetensors", device="cpu")
 
@@ -812,7 +818,7 @@ class TestAllWeights:
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
         y = x | {name: weight + 0.01 * numbers(32, 64, seed=9) for name, weight in list(x.items())[:changed]}
         codes = model() if coded else {}
-        report = compared(tmp_path, x | codes, y | stored(codes))
+        report = compare(tmp_path, x | codes, y | store_codes(codes))
         finding = map_findings(report).get("unquantized_changed")
 
         assert severity == (finding and finding.severity)
@@ -824,7 +830,7 @@ class TestAllWeights:
     def test_changed_norms_alone_do_not_prove_another_checkpoint(self, tmp_path):
         x = {f"layers.{n}.norm.weight": numbers(64, seed=n) for n in range(6)}
         y = {name: weight + 0.01 * numbers(64, seed=9) for name, weight in x.items()}
-        findings = map_findings(compared(tmp_path, x | model(), y | stored(model())))
+        findings = map_findings(compare(tmp_path, x | model(), y | store_codes(model())))
 
         assert "warning" == findings["unquantized_changed"].severity
 
@@ -832,20 +838,20 @@ class TestAllWeights:
         x = {f"layers.{n}.attn.q_proj.weight": numbers(32, 64, seed=n) for n in range(6)}
         y = {name: weight.to(torch.float16) * 1.0001 for name, weight in x.items()}
 
-        assert "unquantized_changed" not in map_findings(compared(tmp_path, x | model(), y | stored(model())))
+        assert "unquantized_changed" not in map_findings(compare(tmp_path, x | model(), y | store_codes(model())))
 
     def test_lossless_codes_are_a_warning(self, tmp_path):
         x = {name: weight.to(torch.float8_e4m3fn).float() for name, weight in model().items()}
         y = {name: weight.to(torch.float8_e4m3fn) for name, weight in x.items()}
         y |= {f"{name}_scale": torch.tensor(1.0) for name in x}
-        findings = map_findings(compared(tmp_path, x, y))
+        findings = map_findings(compare(tmp_path, x, y))
 
         assert "warning" == findings["lossless_codes"].severity
 
     def test_configuration_without_codes_is_a_warning(self, tmp_path):
         x = model()
         y = {name: weight * 1.001 for name, weight in x.items()}
-        findings = map_findings(compared(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
+        findings = map_findings(compare(tmp_path, x, y, config={"quantization_config": {"quant_method": "fp8"}}))
 
         assert "warning" == findings["config_without_codes"].severity
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from mutation.coding import sound
-from mutation.layouts import bnb, gptq, labelled_int8, named, nvfp4
+from mutation.layouts import bnb, find_layout, gptq, labelled_int8, nvfp4
 from safetensors.torch import save_file
 from support.gguf_stored import Stored, architecture, key, write_gguf
 from support.making import numbers, store
@@ -54,7 +54,7 @@ def select_findings(checkpoint, code="undeclared_codes"):
     return [finding for finding in quanterr.inspect(checkpoint).findings if finding.code == code]
 
 
-def compared(tmp_path, x, y, config):
+def compare(tmp_path, x, y, config):
     """Return findings about these tensors for an original, by code."""
     report = quanterr.compare(
         store(tmp_path / "x.safetensors", x), folder(tmp_path / "y", y, MODEL | config), device="cpu"
@@ -128,7 +128,7 @@ class TestUndeclared:
 
 class TestLabels:
     def tensors(self, labels):
-        layout, stored_tensors = named("INT8 128 × 128"), {}
+        layout, stored_tensors = find_layout("INT8 128 × 128"), {}
         for n in range(3):
             name = f"blocks.{n}.attn.weight"
             stored = labelled_int8(name, sound(layout, numbers(256, 256, seed=n).float()))
@@ -171,7 +171,7 @@ class TestLabels:
     def test_nvfp4_of_a_denoiser_without_labels_is_a_warning(self, tmp_path, names, severities):
         stored = {}
         for name in names:
-            stored |= nvfp4(name, sound(named("NVFP4"), numbers(64, 64).float()))
+            stored |= nvfp4(name, sound(find_layout("NVFP4"), numbers(64, 64).float()))
         findings = select_findings(store(tmp_path / "y.safetensors", stored))
 
         assert severities == [finding.severity for finding in findings]
@@ -180,7 +180,7 @@ class TestLabels:
         )
 
     def test_blocks_labelled_tensorwise_are_doubted(self, tmp_path):
-        coded = sound(named("INT8 128 × 128"), numbers(256, 256).float())
+        coded = sound(find_layout("INT8 128 × 128"), numbers(256, 256).float())
         stored = labelled_int8("a.weight", coded, "int8_tensorwise")
         (finding,) = select_findings(store(tmp_path / "y.safetensors", stored), "ambiguous_layout")
 
@@ -256,29 +256,29 @@ class TestReadings:
     """The report shows the numbers that a runtime would load."""
 
     def test_bitsandbytes_is_read_by_its_state(self, tmp_path):
-        coded = sound(named("NF4"), X)
-        config = {"quantization_config": named("NF4").config}
-        finding = compared(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
+        coded = sound(find_layout("NF4"), X)
+        config = {"quantization_config": find_layout("NF4").config}
+        finding = compare(tmp_path, {NAME: X}, bnb(NAME, coded, "fp4"), config)["wrong_convention"]
 
         assert "error" == finding.severity
         assert "as quant_type states fp4, which is how it will be loaded; " in finding.message
         assert finding.evidence["snr_db"] < 0 < 15 < finding.evidence["snr_db_other"]
 
     def test_misnamed_state_is_read_correctly_and_doubted(self, tmp_path):
-        stored = bnb(NAME, sound(named("NF4"), X))
+        stored = bnb(NAME, sound(find_layout("NF4"), X))
         stored[f"{NAME}.quant_state.bitsandbytes__fp4"] = stored.pop(f"{NAME}.quant_state.bitsandbytes__nf4")
-        findings = compared(tmp_path, {NAME: X}, stored, {"quantization_config": named("NF4").config})
+        findings = compare(tmp_path, {NAME: X}, stored, {"quantization_config": find_layout("NF4").config})
 
         assert "wrong_convention" not in findings
         assert "declares quant_type nf4, which bitsandbytes uses" in findings["ambiguous_layout"].message
 
     @pytest.mark.parametrize(("denied", "codes"), [(True, {"wrong_convention", "ambiguous_layout"}), (False, set())])
     def test_column_order_denied_by_the_configuration_is_reported(self, tmp_path, denied, codes):
-        layout, order = named("GPTQ 4 bits"), torch.randperm(256, generator=torch.Generator().manual_seed(3))
+        layout, order = find_layout("GPTQ 4 bits"), torch.randperm(256, generator=torch.Generator().manual_seed(3))
         x = X * torch.linspace(0.1, 4, 256)
         config = {"quantization_config": layout.config | {"desc_act": not denied}}
         stored = gptq(NAME, sound(layout, x[:, order]), 4, order)
-        findings = compared(tmp_path, {NAME: x}, stored, config)
+        findings = compare(tmp_path, {NAME: x}, stored, config)
 
         assert codes == findings.keys() & {"wrong_convention", "ambiguous_layout"}
         if denied:
@@ -289,8 +289,8 @@ class TestReadings:
 class TestDialects:
     """A method that config.json names prescribes how loaders read the codes, whatever the original says."""
 
-    def swapped(self, x):
-        stored = nvfp4(NAME, sound(named("NVFP4"), x))
+    def swap(self, x):
+        stored = nvfp4(NAME, sound(find_layout("NVFP4"), x))
         return stored | {NAME: stored[NAME] >> 4 | stored[NAME] << 4}
 
     @pytest.mark.parametrize(
@@ -305,19 +305,19 @@ class TestDialects:
     )
     def test_swapped_nibbles_count_as_the_declared_method_reads_them(self, tmp_path, files):
         x = numbers(128, 256).float()
-        y = folder(tmp_path / "y", self.swapped(x))
+        y = folder(tmp_path / "y", self.swap(x))
         for name, fields in files.items():
             (y / name).write_text(json.dumps(MODEL | fields))
         report = quanterr.compare(store(tmp_path / "x.safetensors", {NAME: x}), y, device="cpu")
-        (found,) = [finding for finding in report.findings if finding.code == "wrong_convention"]
+        (finding,) = [finding for finding in report.findings if finding.code == "wrong_convention"]
 
-        assert "first column in the low nibble, scales in rows, as quant" in found.evidence["prescribed"]
-        assert "first column in the high nibble" in found.evidence["other"]
-        assert report.layers[0].snr_db < 0 < 15 < found.evidence["snr_db_other"]
+        assert "first column in the low nibble, scales in rows, as quant" in finding.evidence["prescribed"]
+        assert "first column in the high nibble" in finding.evidence["other"]
+        assert report.layers[0].snr_db < 0 < 15 < finding.evidence["snr_db_other"]
 
     def test_nibbles_that_nothing_prescribes_are_read_as_the_original_says(self, tmp_path):
         x = numbers(128, 256).float()
-        findings = compared(tmp_path, {NAME: x}, self.swapped(x), {})
+        findings = compare(tmp_path, {NAME: x}, self.swap(x), {})
 
         assert "read as NVFP4, first column in the high nibble" in findings["ambiguous_layout"].message
         assert "wrong_convention" not in findings
@@ -325,7 +325,7 @@ class TestDialects:
     @pytest.mark.parametrize("merged", [True, False])
     def test_only_exports_for_comfyui_may_have_scales_in_tiles(self, tmp_path, merged):
         x = numbers(128, 256).float() * torch.linspace(0.01, 30, 128)[:, None]
-        stored = nvfp4(NAME, sound(named("NVFP4"), x))
+        stored = nvfp4(NAME, sound(find_layout("NVFP4"), x))
         tiles = stored[f"{NAME}_scale"].view(torch.uint8).view(4, 32, 4, 4).permute(2, 1, 0, 3).reshape(128, 16)
         stored[f"{NAME}_scale"] = tiles.contiguous().view(torch.float8_e4m3fn)
         y = folder(tmp_path / "y", {}, MODEL | {"quantization_config": MODELOPT})
@@ -341,7 +341,7 @@ class TestDialects:
         exponents = torch.arange(128, dtype=torch.uint8)[:, None].expand(128, 4) // 8 + 110
         x = codes.float() * torch.exp2(exponents.repeat_interleave(32, 1).float() - 127)
         tiles = exponents.reshape(4, 32, 4).permute(1, 0, 2).reshape(128, 4).contiguous()
-        findings = compared(tmp_path, {NAME: x}, {NAME: codes, f"{NAME}_scale": tiles}, {"quantization_config": config})
+        findings = compare(tmp_path, {NAME: x}, {NAME: codes, f"{NAME}_scale": tiles}, {"quantization_config": config})
 
         assert is_error == ("wrong_convention" in findings)
         assert is_error != ("ambiguous_layout" in findings)
@@ -349,9 +349,9 @@ class TestDialects:
 
 class TestRefused:
     def test_nvfp4_with_half_its_scales_is_refused(self, tmp_path):
-        stored = nvfp4(NAME, sound(named("NVFP4"), numbers(64, 256).float()))
+        stored = nvfp4(NAME, sound(find_layout("NVFP4"), numbers(64, 256).float()))
         stored[f"{NAME}_scale"] = stored[f"{NAME}_scale"][:, ::2].contiguous()
-        config = MODEL | {"quantization_config": named("NVFP4").config}
+        config = MODEL | {"quantization_config": find_layout("NVFP4").config}
         (finding,) = select_findings(folder(tmp_path / "y", stored, config), "not_read")
         assert "has one number for each 32 columns, but NVFP4 has one for each 16" in finding.message
 
@@ -362,8 +362,8 @@ class TestRefused:
         "config", [{"quantization_config": {"load_in_4bit": True}}, {}], ids=["declared", "recognized"]
     )
     def test_bitsandbytes_codes_without_their_state_are_refused(self, tmp_path, config):
-        stored = bnb(NAME, sound(named("NF4"), self.x()))
-        bare = {OTHER_WEIGHT: bnb(OTHER_WEIGHT, sound(named("NF4"), self.x()))[OTHER_WEIGHT]}
+        stored = bnb(NAME, sound(find_layout("NF4"), self.x()))
+        bare = {OTHER_WEIGHT: bnb(OTHER_WEIGHT, sound(find_layout("NF4"), self.x()))[OTHER_WEIGHT]}
         (finding,) = select_findings(folder(tmp_path / "y", stored | bare, config), "not_read")
 
         assert finding.layer == OTHER_WEIGHT
@@ -382,9 +382,9 @@ class TestRefused:
 
 
 class TestHeads:
-    def found(self, tmp_path, config, shapes):
+    def find(self, tmp_path, config, shapes):
         x = {f"model.layers.0.self_attn.{n}_proj.weight": numbers(*shape).float() for n, shape in shapes.items()}
-        findings = compared(tmp_path, x, {name: weight.bfloat16() for name, weight in x.items()}, config)
+        findings = compare(tmp_path, x, {name: weight.bfloat16() for name, weight in x.items()}, config)
         return findings.get("config_mismatch")
 
     @pytest.mark.parametrize(
@@ -399,11 +399,11 @@ class TestHeads:
         ids=["plain", "gated", "undeclared", "latent", "other values"],
     )
     def test_fitting_or_unknown_heads_are_silent(self, tmp_path, config, shapes):
-        assert self.found(tmp_path, config, shapes) is None
+        assert self.find(tmp_path, config, shapes) is None
 
     @pytest.mark.parametrize("changed", [{"head_dim": 32}, {"num_key_value_heads": 4}, {"num_attention_heads": 8}])
     def test_misfitting_heads_are_a_warning(self, tmp_path, changed):
-        finding = self.found(tmp_path, HEADS | changed, SHAPES)
+        finding = self.find(tmp_path, HEADS | changed, SHAPES)
 
         assert ("warning", "head_dim") == (finding.severity, finding.evidence["key"])
         assert "k [32, 64]" in finding.message

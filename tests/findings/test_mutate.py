@@ -6,9 +6,9 @@ from mutation import alone, both_sides, coding, configs, excuses, golden, judgin
 from mutation.__main__ import verdict
 from mutation.accidents import MUTATIONS, Mutation
 from mutation.judging import STRUCTURAL, Loss, Outcome, Pair, loss
-from mutation.layouts import LAYOUTS, STACKS, named
-from mutation.originals import LAYERS, drawn, matrix, norm, stacked
-from mutation.pairs import Bench, Case, as_matrix, made, not_compared
+from mutation.layouts import LAYOUTS, STACKS, find_layout
+from mutation.originals import LAYERS, make_generator, make_stacks, matrix, norm
+from mutation.pairs import Bench, Case, as_matrix, make_pair, not_compared
 from mutation.parts import DAMAGES
 from mutation.running import JOBS
 
@@ -53,7 +53,7 @@ def list_bad(outcomes):
 class TestFamilies:
     @pytest.mark.parametrize("layout", ["INT8 row", "AWQ", "Q4_0"])
     def test_bad_scales_are_noticed(self, bench, few, layout):
-        pair = made(bench, named(layout), few)
+        pair = make_pair(bench, find_layout(layout), few)
         cases = [scales.case(pair, DAMAGE[name]) for name in ("all × 64", "tensor / 6", "tile zero")]
         assert [] == list_bad(pair.outcome("scales", case) for case in cases if case)
         assert ["clean"] == [judging.of_sound("scales", layout, pair.report).told]
@@ -65,23 +65,23 @@ class TestFamilies:
                 few[name] = few[name].clone()
                 few[name][5::9] *= 3e-4
                 few[name][7::16, :64] = 0
-        pair = made(bench, named(layout), few)
+        pair = make_pair(bench, find_layout(layout), few)
         assert judging.of_sound("scales", layout, pair.report).told in ("clean", "told")
 
     @pytest.mark.parametrize("layout", ["FP8 tensor", "FP8 128 × 128"])
     def test_small_values_lost_to_a_large_scale_are_noticed(self, bench, few, layout):
-        pair = made(bench, named(layout), few)
+        pair = make_pair(bench, find_layout(layout), few)
         outcome = pair.outcome("scales", scales.case(pair, DAMAGE["all × 64"]))
         assert ("noticed", True) == (outcome.told, outcome.loss.layer < 1)
 
     def test_other_sources_are_noticed(self, bench, few):
-        pair = made(bench, named("CT INT4 g128"), few)
+        pair = make_pair(bench, find_layout("CT INT4 g128"), few)
         change = sources.SOURCES["LoRA of 15 %"]
         changed = {name: coding.sound(pair.layout, change(few[name])) for name in few if name.endswith("_proj.weight")}
         assert "noticed" == pair.outcome("sources", Case("LoRA", changed)).told
 
     def test_another_config_is_noticed(self, bench, few):
-        pair = made(bench, named("FP8 row"), few)
+        pair = make_pair(bench, find_layout("FP8 row"), few)
         cases = list(configs.of_models(pair))
         outcomes = [
             pair.outcome("configs", case) for case in cases if case.name.split()[1] in ("rope_theta", "model_type")
@@ -89,7 +89,7 @@ class TestFamilies:
         assert ["noticed", "by design"] == [outcome.told for outcome in outcomes]
 
     def test_change_in_an_unquantized_tensor_is_noticed(self, bench, few):
-        pair = made(bench, named("FP8 row"), few, dtype=torch.float32)
+        pair = make_pair(bench, find_layout("FP8 row"), few, dtype=torch.float32)
         changed = {unquantized.V_BIAS: few[unquantized.V_BIAS].float().roll(1)}
         assert "noticed" == pair.outcome("casts", Case("rolled", changed)).told
 
@@ -104,23 +104,23 @@ class TestFamilies:
 
     @pytest.mark.parametrize("name", SOME_PAIRS)
     def test_accidents_are_noticed(self, bench, name):
-        sound = golden.made_sound(golden.GOLDEN / name, bench)
-        outcomes = [outcome for mutation in MUTATIONS for outcome in golden.broken(sound, mutation)]
-        outcomes += [outcome for damage in DAMAGES for outcome in golden.damaged(sound, damage)]
+        sound = golden.make_sound(golden.GOLDEN / name, bench)
+        outcomes = [outcome for mutation in MUTATIONS for outcome in golden.break_together(sound, mutation)]
+        outcomes += [outcome for damage in DAMAGES for outcome in golden.damage_parts(sound, damage)]
         assert len(outcomes) > 10
         assert [] == list_bad(outcomes)
 
     @pytest.mark.slow  # a file of each format
-    @pytest.mark.parametrize("case", ONE_EACH, ids=golden.named)
+    @pytest.mark.parametrize("case", ONE_EACH, ids=golden.name_of)
     def test_sound_file_raises_no_error(self, bench, case):
-        report = golden.made_sound(case, bench).report
+        report = golden.make_sound(case, bench).report
         assert [] == [finding.message for finding in report.findings if finding.severity == "error"]
 
 
 class TestLosses:
     def test_loss_covers_the_whole_and_the_worst_part(self):
-        x = torch.randn(64, 128, generator=drawn(1))
-        y = x + 0.01 * torch.randn(x.shape, generator=drawn(2))
+        x = torch.randn(64, 128, generator=make_generator(1))
+        y = x + 0.01 * torch.randn(x.shape, generator=make_generator(2))
         worse = y.clone()
         worse[5] = x[5] + 10 * (y - x)[5]  # 20 dB
         lost = loss(Pair(x, y), Pair(x, worse))
@@ -135,7 +135,7 @@ class TestLosses:
         assert STRUCTURAL == loss(Pair(x, x), Pair(x, x * torch.inf))
 
     def test_lucky_values_do_not_count_as_loss(self):
-        x = torch.randn(64, 128, generator=drawn(1))
+        x = torch.randn(64, 128, generator=make_generator(1))
         pairs = Pair(x, x), Pair(x, x * 1.001)
         assert loss(*pairs, best_db=50.0).layer == pytest.approx(0)
         assert loss(*pairs, best_db=70.0).layer == pytest.approx(10, abs=0.01)
@@ -143,8 +143,8 @@ class TestLosses:
     @pytest.mark.parametrize("layout", [*LAYOUTS, *STACKS], ids=lambda layout: layout.name)
     def test_loss_is_measured_on_stored_values(self, bench, few, layout):
         """Two programs measure one SNR: on the values written here and on those read back."""
-        x = stacked() if layout.family == "experts" else few
-        pair = made(bench, layout, x)
+        x = make_stacks() if layout.family == "experts" else few
+        pair = make_pair(bench, layout, x)
         shown = {layer.layer_name: layer.snr_db for layer in pair.report.layers}
         snr_written = {
             name: judging.snr(as_matrix(x[name]), y.values) for name, y in pair.weights.items() if name in shown
@@ -156,12 +156,12 @@ class TestLosses:
 
 class TestVerdicts:
     def test_unreported_damage_is_silent(self, bench, few):
-        pair = made(bench, named("INT8 row"), few)
+        pair = make_pair(bench, find_layout("INT8 row"), few)
         outcome = pair.outcome("scales", Case("nothing", {}))
         assert ("SILENT", 1) == (outcome.told, verdict([outcome]))
 
     def test_small_loss_may_be_silent(self, bench, few):
-        pair = made(bench, named("INT8 row"), few)
+        pair = make_pair(bench, find_layout("INT8 row"), few)
         outcome = pair.outcome("scales", Case("nothing", {}, Loss(0.9, 5.9)))
         assert ("small", 0) == (outcome.told, verdict([outcome]))
 
@@ -185,8 +185,8 @@ class TestVerdicts:
         assert 1 == verdict([info, *[noticed] * 98, small])
 
     def test_change_without_effect_is_not_counted(self, bench):
-        sound = golden.made_sound(golden.GOLDEN / SOME_PAIRS[0], bench)
-        assert [] == list(golden.broken(sound, Mutation("nothing", lambda _stored, _weight: True)))
+        sound = golden.make_sound(golden.GOLDEN / SOME_PAIRS[0], bench)
+        assert [] == list(golden.break_together(sound, Mutation("nothing", lambda _stored, _weight: True)))
 
     def test_table_counts_both_sides(self):
         outcomes = [
@@ -209,16 +209,16 @@ class TestVerdicts:
 class TestExcuses:
     @pytest.mark.parametrize("file", excuses.OWN_DECLARATIONS)
     def test_files_of_methods_cause_no_warning(self, bench, file):
-        pair = excuses.made(bench, excuses.OWN_DECLARATIONS[file], file)
+        pair = excuses.make_pair(bench, excuses.OWN_DECLARATIONS[file], file)
         assert judging.of_sound("excuses", file, pair.report).told in ("clean", "told")
 
     def test_importance_causes_no_warning(self, bench):
-        assert [] == excuses.made(bench, "Q4_K", "importance").report.findings
+        assert [] == excuses.make_pair(bench, "Q4_K", "importance").report.findings
 
     def test_folded_factors_are_known(self):
         x = matrix(64, 128, 1).double()
         y = x * norm(64, 2).double()[:, None] * norm(128, 3).double()
-        assert judging.snr(y, excuses.folded(x, y)) > judging.BEST_DB
+        assert judging.snr(y, excuses.fold(x, y)) > judging.BEST_DB
 
 
 def test_names_are_unique():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, label, numbers, quantized_fp8, store
+from support.making import compare, label, numbers, quantized_fp8, store
 
 import quanterr
 
@@ -129,7 +129,7 @@ class TestVectorsInBytes:
         nvfp4 = {UP: torch.ones(64, 64, dtype=torch.uint8), f"{UP}_scale": torch.ones(64, 8).to(FP8)}
         y = {NORM: x[NORM].to(FP8), f"{UP}_scale_2": torch.tensor(0.1), **nvfp4}
         y[UP.replace("weight", "comfy_quant")] = label(format="nvfp4")
-        (finding,) = select_findings(compared(tmp_path, x, y).findings, "cast_down")
+        (finding,) = select_findings(compare(tmp_path, x, y).findings, "cast_down")
 
         assert ("warning", [NORM]) == (finding.severity, finding.evidence["layers"])
         assert "is stored as F8_E4M3" in finding.message
@@ -138,14 +138,14 @@ class TestVectorsInBytes:
         x = {NORM: 1 + numbers(128), UP: numbers(64, 128)}
 
         assert [] == select_findings(
-            compared(tmp_path, x, {name: w.to(FP8) for name, w in x.items()}).findings, "cast_down"
+            compare(tmp_path, x, {name: w.to(FP8) for name, w in x.items()}).findings, "cast_down"
         )
 
 
 def test_changed_frequencies_are_not_called_folded(tmp_path):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     x = {name: 10000 ** -(torch.arange(64) / 64), UP: numbers(64, 128)}
-    findings = compared(tmp_path, x, x | {name: x[name] ** 2}).findings
+    findings = compare(tmp_path, x, x | {name: x[name] ** 2}).findings
 
     assert ["rope_theta" in finding.remedy for finding in findings if name in finding.evidence.get("layers", ())] == [
         True
@@ -155,7 +155,7 @@ def test_changed_frequencies_are_not_called_folded(tmp_path):
 def test_norms_of_ones_are_not_called_a_factor(tmp_path):
     norms = {NORM.replace("0", str(n)): 0.5 + numbers(128, seed=n) for n in range(4)}
     x = {**norms, UP: numbers(64, 128)}
-    findings = compared(tmp_path, x, x | {name: torch.ones(128).bfloat16() for name in norms}).findings
+    findings = compare(tmp_path, x, x | {name: torch.ones(128).bfloat16() for name in norms}).findings
 
     assert "scale_factor" not in {finding.code for finding in findings}
     assert any("4 norms are 1 throughout" in finding.message for finding in findings if finding.severity == "warning")

@@ -12,27 +12,29 @@ NAMES = [f"blk.{n}.ffn_up.weight" for n in range(4)]
 X = {name: numbers(256, 256, seed=n).float().numpy() for n, name in enumerate(NAMES)}
 
 
-def coded(x, kind):
-    return {name: (gguf.quants.quantize(value, kind), kind) for name, value in x.items()}
+def make_codes(x, ggml_type):
+    return {name: (gguf.quants.quantize(value, ggml_type), ggml_type) for name, value in x.items()}
 
 
 def values(codes):
     return {name: gguf.quants.dequantize(*code) for name, code in codes.items()}
 
 
-def compared(folder, x, y):
+def compare(folder, x, y):
     paths = []
     for side, codes in (("x", x), ("y", y)):
-        tensors = [Stored(name, kind.name, (256, 256), data.tobytes()) for name, (data, kind) in codes.items()]
+        tensors = [
+            Stored(name, ggml_type.name, (256, 256), data.tobytes()) for name, (data, ggml_type) in codes.items()
+        ]
         paths.append(write_gguf(folder / f"{side}.gguf", tensors, architecture("llama")))
     return quanterr.compare(*paths, device="cpu")
 
 
-OF_VALUES, OF_COARSE_VALUES = coded(X, Q4), coded(values(coded(X, Q8)), Q4)
+OF_VALUES, OF_COARSE_VALUES = make_codes(X, Q4), make_codes(values(make_codes(X, Q8)), Q4)
 
 
 def test_quantized_original_is_a_warning_and_its_candidate_is_not_blamed(tmp_path):
-    report = compared(tmp_path, OF_VALUES, OF_COARSE_VALUES)
+    report = compare(tmp_path, OF_VALUES, OF_COARSE_VALUES)
     (finding,) = report.findings
 
     assert ("quantized_original", "warning", NAMES) == (finding.code, finding.severity, finding.evidence["layers"])
@@ -42,14 +44,16 @@ def test_quantized_original_is_a_warning_and_its_candidate_is_not_blamed(tmp_pat
     assert f"both differ by {finding.evidence['snr_db']:.1f} to " in finding.message
 
 
-@pytest.mark.parametrize("y", [coded(values(coded(X, Q8)), Q4), coded(X, Q8)], ids=["made from Q8_0", "the same"])
+@pytest.mark.parametrize(
+    "y", [make_codes(values(make_codes(X, Q8)), Q4), make_codes(X, Q8)], ids=["made from Q8_0", "the same"]
+)
 def test_finer_original_is_accepted(tmp_path, y):
-    assert not {"quantized_original"} & {finding.code for finding in compared(tmp_path, coded(X, Q8), y).findings}
+    assert not {"quantized_original"} & {finding.code for finding in compare(tmp_path, make_codes(X, Q8), y).findings}
 
 
 def test_weight_with_another_source_is_damaged(tmp_path):
-    y = coded(values(OF_VALUES), Q8) | {NAMES[2]: coded(X, Q8)[NAMES[2]]}
-    findings = {finding.code: finding for finding in compared(tmp_path, OF_VALUES, y).findings}
+    y = make_codes(values(OF_VALUES), Q8) | {NAMES[2]: make_codes(X, Q8)[NAMES[2]]}
+    findings = {finding.code: finding for finding in compare(tmp_path, OF_VALUES, y).findings}
 
     assert ("error", NAMES[2]) == (findings["excess_error"].severity, findings["excess_error"].layer)
     assert "quantized_original" not in findings

@@ -46,7 +46,7 @@ def scales(largest_code=448.0):
     return y
 
 
-def found(folder, changed=(), x=None):
+def find(folder, changed=(), x=None):
     x, coded = x or model(), {}
     for name, weight in x.items():
         coded[name] = weight
@@ -70,7 +70,7 @@ def found(folder, changed=(), x=None):
 
 
 def test_calibrated_scales_are_silent(tmp_path):
-    assert [] == found(tmp_path)
+    assert [] == find(tmp_path)
 
 
 @pytest.mark.parametrize("factor", [100, 0.01])
@@ -86,7 +86,7 @@ def test_calibrated_scales_are_silent(tmp_path):
 )
 def test_implausible_scale_is_reported(tmp_path, place, factor):
     name = f"model.layers.2.{place}"
-    (finding,) = found(tmp_path, {name: scales()[name] * factor})
+    (finding,) = find(tmp_path, {name: scales()[name] * factor})
 
     assert ("scale_unlike", "warning", [name]) == (finding.code, finding.severity, finding.evidence["tensors"])
     assert ("which clips numbers at" if factor < 1 else "weights allow") in finding.message
@@ -102,7 +102,7 @@ def test_implausible_scale_is_reported(tmp_path, place, factor):
 def test_gate_and_up_products_bound_the_inputs_for_down(tmp_path, factor, words):
     name = "model.layers.1.mlp.down_proj.input_scale"
     y = scales()
-    (finding,) = found(
+    (finding,) = find(
         tmp_path,
         {
             name: y[name] * factor,
@@ -118,7 +118,7 @@ def test_outstanding_neuron_may_be_massive(tmp_path):
     for name in ("gate_proj", "up_proj"):
         x[f"model.layers.3.mlp.{name}.weight"][7] *= 8
 
-    assert [] == found(tmp_path, x=x, changed={MASSIVE: scales()[MASSIVE] * 30})
+    assert [] == find(tmp_path, x=x, changed={MASSIVE: scales()[MASSIVE] * 30})
 
 
 def test_norms_explain_an_unusual_scale(tmp_path):
@@ -127,19 +127,19 @@ def test_norms_explain_an_unusual_scale(tmp_path):
     x["model.layers.2.input_layernorm.weight"] /= 20
     names = [f"model.layers.2.self_attn.{name}" for name in ("q_proj.input_scale", "k_scale", "v_scale")]
 
-    assert [] == found(tmp_path, {name: y[name] / 20 for name in names}, x)
+    assert [] == find(tmp_path, {name: y[name] / 20 for name in names}, x)
 
 
 def test_norms_may_be_stored_minus_one(tmp_path):
     """Norms that multiply by 0.9 to 1.1 may be stored as numbers around 0."""
-    assert [] == found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(8.0) / 448}, model(0.0))
-    assert found(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(200.0) / 448}, model(0.0))
+    assert [] == find(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(8.0) / 448}, model(0.0))
+    assert find(tmp_path, {"model.layers.2.self_attn.q_proj.input_scale": torch.tensor(200.0) / 448}, model(0.0))
 
 
 def test_key_norm_decides_instead_of_the_weight(tmp_path):
     x = model() | {f"model.layers.{n}.self_attn.k_norm.weight": torch.full((16,), 20.0) for n in range(BLOCKS)}
 
-    assert [] == found(tmp_path, {"model.layers.2.self_attn.k_scale": torch.tensor(100.0) / 448}, x)
+    assert [] == find(tmp_path, {"model.layers.2.self_attn.k_scale": torch.tensor(100.0) / 448}, x)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_key_norm_decides_instead_of_the_weight(tmp_path):
 def test_other_blocks_decide_without_norms(tmp_path, place, factor, n):
     name = f"model.layers.2.{place}"
 
-    assert n == len(found(tmp_path, {name: scales()[name] * factor}, model(without_norms=True)))
+    assert n == len(find(tmp_path, {name: scales()[name] * factor}, model(without_norms=True)))
 
 
 def test_different_modules_are_not_compared(tmp_path):
@@ -163,4 +163,4 @@ def test_different_modules_are_not_compared(tmp_path):
     y = {name: scale / 100 if "o_proj" in name else scale for name, scale in scales().items()}
     few = {name: x for name, x in model(without_norms=True).items() if "layers.0" in name or "layers.1" in name}
 
-    assert [] == found(tmp_path, x=few, changed=y)
+    assert [] == find(tmp_path, x=few, changed=y)

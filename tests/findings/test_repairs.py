@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, numbers
+from support.making import compare, numbers
 
 NAME = "model.layers.{}.self_attn.q_proj.weight"
 SIZE = 128
@@ -28,7 +28,7 @@ def findings_of(folder, granularity, change, n):
     y = {}
     for name, w in x.items():
         y[name], y[f"{name}_scale"] = change(*fp8(w, granularity))
-    return [finding for finding in compared(folder, x, y).findings if finding.severity != "info"]
+    return [finding for finding in compare(folder, x, y).findings if finding.severity != "info"]
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "row", "block"])

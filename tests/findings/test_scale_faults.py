@@ -5,11 +5,11 @@ import pytest
 import torch
 from mutation import methods
 from mutation.coding import sound
-from mutation.layouts import named
+from mutation.layouts import find_layout
 from mutation.originals import matrix
-from mutation.pairs import Bench, Case, made
+from mutation.pairs import Bench, Case, make_pair
 from support import packing
-from support.making import compared
+from support.making import compare
 
 import quanterr
 from quanterr.findings.factors import explain_factor
@@ -62,7 +62,7 @@ def report_of(folder, original, quantize):
     y = {}
     for name, w in original.items():
         y |= quantize(name, w)
-    return compared(folder, x, y)
+    return compare(folder, x, y)
 
 
 def map_findings(report):
@@ -114,13 +114,13 @@ def test_factors_of_rows_are_not_another_source(tmp_path, original):
     assert "one factor for each row corrects it" in finding.message
 
 
-def shuffled(seed=5):
+def shuffle_groups(seed=5):
     """Return the group of each column in act-order."""
     return np.random.default_rng(seed).permutation(COLS) // GROUP
 
 
 def test_lost_order_of_columns_is_not_another_source(tmp_path, original):
-    report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=shuffled()))
+    report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=shuffle_groups()))
 
     assert {"permuted"} == {code for code, _ in map_findings(report)}
     (finding,) = map_findings(report).values()
@@ -129,14 +129,14 @@ def test_lost_order_of_columns_is_not_another_source(tmp_path, original):
 
 
 def test_stored_order_of_columns_is_right(tmp_path, original):
-    order = shuffled()
+    order = shuffle_groups()
     report = report_of(tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=order, stored_order=order))
 
     assert {} == map_findings(report)
 
 
 def test_groups_of_unequal_sizes_have_no_attainable_snr(tmp_path, original):
-    groups, stored_order = shuffled(), shuffled()
+    groups, stored_order = shuffle_groups(), shuffle_groups()
     stored_order[0] = (stored_order[0] + 1) % (COLS // GROUP)
     report = report_of(
         tmp_path, original, lambda name, w: as_ct_pack(name, w, groups=groups, stored_order=stored_order)
@@ -174,8 +174,8 @@ def test_number_explains_a_factor_only_as_exactly_as_it_is_known(factor, doubt, 
 @pytest.mark.parametrize("share", [0.05, 0.5])
 def test_zero_points_that_are_a_step_off_are_the_only_cause(tmp_path, layout, share):
     x = {f"{NAMES[0]}.weight": matrix(128, 512, 3)}
-    damage = methods.shifted(share)
-    pair = made(Bench(tmp_path), named(layout), x, lambda layout, x: damage(layout, x, sound(layout, x)))
+    damage = methods.shift_zeros(share)
+    pair = make_pair(Bench(tmp_path), find_layout(layout), x, lambda layout, x: damage(layout, x, sound(layout, x)))
     (finding,) = [finding for finding in pair.report.findings if finding.layer]
 
     assert ("zero_points", [1.0, 1.0]) == (finding.code, finding.evidence["factors"])
@@ -184,7 +184,9 @@ def test_zero_points_that_are_a_step_off_are_the_only_cause(tmp_path, layout, sh
 @pytest.mark.parametrize("layout", ["Q4_K", "Q5_K", "Q6_K"])
 def test_rounded_scales_of_superblocks_are_the_only_cause(tmp_path, layout):
     x = {f"{NAMES[0]}.weight": matrix(64, 512, 3)}
-    pair = made(Bench(tmp_path), named(layout), x, lambda layout, x: methods.rounded(layout, x, sound(layout, x)))
+    pair = make_pair(
+        Bench(tmp_path), find_layout(layout), x, lambda layout, x: methods.round_scales(layout, x, sound(layout, x))
+    )
     (finding,) = [finding for finding in pair.report.findings if finding.layer]
 
     assert "scale_factor" == finding.code
@@ -197,10 +199,10 @@ def test_rounded_scales_of_superblocks_are_the_only_cause(tmp_path, layout):
 def test_rounded_scales_beside_outliers_are_the_only_cause(tmp_path, layout):
     x = matrix(256, 512, 3).float()
     x[:, 7] *= 20
-    pair = made(Bench(tmp_path), named(layout), {f"{NAMES[0]}.weight": x.bfloat16()})
+    pair = make_pair(Bench(tmp_path), find_layout(layout), {f"{NAMES[0]}.weight": x.bfloat16()})
     before = pair.weights[f"{NAMES[0]}.weight"]
-    broken = methods.rounded(pair.layout, x, before)
-    path = pair.written(Case("rounded", {f"{NAMES[0]}.weight": broken}), None)
+    broken = methods.round_scales(pair.layout, x, before)
+    path = pair.write(Case("rounded", {f"{NAMES[0]}.weight": broken}), None)
     report = quanterr.compare(pair.original, path, device="cpu")
 
     assert {"config_mismatch"} >= {code for code, _ in map_findings(pair.report)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support import packing
-from support.making import compared, legacy
+from support.making import compare, legacy
 
 MODULE = "model.layers.0.mlp.up_proj"
 NAME = f"{MODULE}.weight"
@@ -75,11 +75,11 @@ def as_gptq(codes, zeros, scales, groups, bits):
 
 
 def report_of(folder, w, stored, config=None, **options):
-    return compared(folder, {NAME: torch.from_numpy(w).bfloat16()}, stored, config=config or {}, **options)
+    return compare(folder, {NAME: torch.from_numpy(w).bfloat16()}, stored, config=config or {}, **options)
 
 
-def map_findings(report, least="info"):
-    severities = ("info", "warning", "error")[("info", "warning", "error").index(least) :]
+def map_findings(report, min_severity="info"):
+    severities = ("info", "warning", "error")[("info", "warning", "error").index(min_severity) :]
     return {finding.code: finding for finding in report.findings if finding.severity in severities}
 
 
@@ -273,7 +273,7 @@ class TestUnderflow:
             f"{name}_weight_scale": scales.view(torch.float8_e4m3fn),
             f"{name}_weight_scale_2": scale,
         }
-        report = compared(tmp_path, {name: torch.from_numpy(w.T[None].copy()).bfloat16()}, stored)
+        report = compare(tmp_path, {name: torch.from_numpy(w.T[None].copy()).bfloat16()}, stored)
         (finding,) = report.findings
 
         assert ("nvfp4_experts", "underflow", severity) == (report.layers[0].format, finding.code, finding.severity)
@@ -311,7 +311,7 @@ def test_few_distinct_values_are_exact_in_any_codes(tmp_path, make, by_row):
 
 def test_rows_of_one_value_are_exact_with_scales_of_rows(tmp_path):
     w = np.linspace(0.01, 0.03, 4096)[:, None]
-    report = compared(tmp_path, {NAME: torch.from_numpy(w).float()}, as_int8(w, np.abs(w) / 127))
+    report = compare(tmp_path, {NAME: torch.from_numpy(w).float()}, as_int8(w, np.abs(w) / 127))
 
     assert {} == map_findings(report, "warning")
 
@@ -365,9 +365,7 @@ def test_fold_factors_are_known_as_precisely_as_codes_show(tmp_path, spread):
     s = np.exp(spread * np.random.default_rng(2).standard_normal(384))
     other = "model.layers.0.mlp.down_proj.weight"
     x = {name: torch.from_numpy(w).bfloat16() for name, w in ((NAME, up), (other, down))}
-    report = compared(
-        tmp_path, x, packing.as_ct_pack(NAME, up / s[:, None], 3) | packing.as_ct_pack(other, down * s, 3)
-    )
+    report = compare(tmp_path, x, packing.as_ct_pack(NAME, up / s[:, None], 3) | packing.as_ct_pack(other, down * s, 3))
 
     assert {} == map_findings(report, "warning")
 
@@ -381,7 +379,7 @@ def test_fold_factors_do_not_excuse_noise(tmp_path, share, rows):
     sizes = np.sqrt((up**2).mean(1, keepdims=True))
     wrong = up.copy()
     wrong[rows] += (share * sizes * np.random.default_rng(4).standard_normal(up.shape))[rows]
-    report = compared(
+    report = compare(
         tmp_path, x, packing.as_ct_pack(NAME, wrong / s[:, None], 4) | packing.as_ct_pack(other, down * s, 4)
     )
 

@@ -26,7 +26,7 @@ def model():
     return x | {"model.embed_tokens.weight": numbers(32, 64, seed=9).float()}
 
 
-def coded(x, but=()):
+def code(x, but=()):
     tensors = {}
     for name, weight in x.items():
         if "embed" in name or name in but:
@@ -63,7 +63,7 @@ def map_findings(report):
 
 
 def test_matching_config_is_silent(tmp_path):
-    assert [] == mismatches(report_of(tmp_path, coded(model()), CONFIG))
+    assert [] == mismatches(report_of(tmp_path, code(model()), CONFIG))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_matching_config_is_silent(tmp_path):
     ],
 )
 def test_mismatched_sizes_are_reported(tmp_path, changed, message):
-    (finding,) = mismatches(report_of(tmp_path, coded(model()), CONFIG | changed))
+    (finding,) = mismatches(report_of(tmp_path, code(model()), CONFIG | changed))
 
     assert finding.startswith(message)
 
@@ -85,7 +85,7 @@ def test_mismatched_sizes_are_reported(tmp_path, changed, message):
 def test_multi_token_prediction_blocks_may_follow(tmp_path):
     config = CONFIG | {"num_hidden_layers": 1, "num_nextn_predict_layers": 1}
 
-    assert [] == mismatches(report_of(tmp_path, coded(model()), config))
+    assert [] == mismatches(report_of(tmp_path, code(model()), config))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_multi_token_prediction_blocks_may_follow(tmp_path):
 def test_quantized_layer_that_config_excludes_is_reported(tmp_path, method, key, entry):
     config = CONFIG | {"quantization_config": {"quant_method": method, key: [entry]}}
     (mismatch,) = [
-        finding for finding in mismatches(report_of(tmp_path, coded(model()), config)) if "excludes" in finding
+        finding for finding in mismatches(report_of(tmp_path, code(model()), config)) if "excludes" in finding
     ]
 
     assert f"from quantization ({key}: {entry}), but codes are stored: " in mismatch
@@ -110,7 +110,7 @@ def test_quantized_layer_that_config_excludes_is_reported(tmp_path, method, key,
 @pytest.mark.parametrize(("ignored", "n"), [([], 1), (["model.layers.1.mlp.down_proj"], 0), (["re:["], 1)])
 def test_unquantized_layer_that_config_includes_is_reported(tmp_path, ignored, n):
     config = CONFIG | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ignored}}
-    findings = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+    findings = mismatches(report_of(tmp_path, code(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
     assert n == sum(
         "does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in finding for finding in findings
@@ -122,7 +122,7 @@ def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
     every = {"_default": {"_type": "IntxWeightOnlyConfig"}}
     kinds = {"default": {"_type": "FqnToConfig", "_data": {"fqn_to_config": every | by_name}}}
     config = CONFIG | {"quantization_config": {"quant_method": "torchao", "quant_type": kinds}}
-    findings = mismatches(report_of(tmp_path, coded(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
+    findings = mismatches(report_of(tmp_path, code(model(), ["model.layers.1.mlp.down_proj.weight"]), config))
 
     assert n == sum(
         "does not exclude model.layers.1.mlp.down_proj.weight, which is stored" in finding for finding in findings
@@ -132,7 +132,7 @@ def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
 @pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
 def test_quantized_head_with_a_tied_embedding_is_reported(tmp_path, tied, n):
     x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}
-    findings = mismatches(report_of(tmp_path, coded(x), CONFIG | {"tie_word_embeddings": tied}, x))
+    findings = mismatches(report_of(tmp_path, code(x), CONFIG | {"tie_word_embeddings": tied}, x))
 
     assert n == sum(
         "tie_word_embeddings, but lm_head.weight is quantized separately" in finding for finding in findings
@@ -150,7 +150,7 @@ class TestTiedHead:
 
     def quantize(self, x, but=()):
         weights = {name.replace("embed", "?"): weight for name, weight in x.items() if name not in but}
-        tensors = {name.replace("?", "embed"): tensor for name, tensor in coded(weights).items()}
+        tensors = {name.replace("?", "embed"): tensor for name, tensor in code(weights).items()}
         return tensors | {name: x[name] for name in but}
 
     @pytest.mark.parametrize(("but", "how"), [([], "quantized"), ([HEAD], "stored")])
@@ -252,7 +252,7 @@ class TestIndex:
 class TestUnread:
     """Weights in the same folder."""
 
-    def found(self, tmp_path, name, tensors, side="y", index=True):
+    def find(self, tmp_path, name, tensors, side="y", index=True):
         TestIndex().folder(tmp_path, None)
         if not index:
             (tmp_path / "y/model.safetensors.index.json").unlink()
@@ -265,7 +265,7 @@ class TestUnread:
     @pytest.mark.parametrize("index", [True, False])
     def test_copy_for_another_runtime_is_an_info(self, tmp_path, index):
         tensors = {"layers.0.attention.wq.weight": torch.ones(64, 64)}
-        (finding,) = self.found(tmp_path, "consolidated.safetensors", tensors, index=index)
+        (finding,) = self.find(tmp_path, "consolidated.safetensors", tensors, index=index)
 
         assert ("info", ["consolidated.safetensors"]) == (finding.severity, finding.evidence["files"])
         assert (
@@ -279,7 +279,7 @@ class TestUnread:
     )
     def test_different_copy_is_a_warning(self, tmp_path, tensor, side):
         tensors = {"model.layers.0.mlp.up_proj.weight": tensor, "other": torch.ones(1)}
-        (finding,) = self.found(tmp_path, "consolidated.safetensors", tensors, side)
+        (finding,) = self.find(tmp_path, "consolidated.safetensors", tensors, side)
 
         assert ("warning", ["consolidated.safetensors"]) == (finding.severity, finding.evidence["files"])
         assert "stores 1 tensor of the same name with another shape or size: model.layers.0.mlp.up_proj.weight" in (
@@ -287,7 +287,7 @@ class TestUnread:
         )
 
     def test_identical_copy_is_an_info(self, tmp_path):
-        (finding,) = self.found(tmp_path, "model-copy.safetensors", model())
+        (finding,) = self.find(tmp_path, "model-copy.safetensors", model())
 
         assert "info" == finding.severity
 
@@ -304,7 +304,7 @@ class TestUnread:
         ],
     )
     def test_file_read_only_on_demand_is_silent(self, tmp_path, name):
-        assert [] == self.found(tmp_path, name, {key: weight.half() for key, weight in model().items()})
+        assert [] == self.find(tmp_path, name, {key: weight.half() for key, weight in model().items()})
 
     @pytest.mark.parametrize("content", [b"", b"version https://git-lfs", bytes(100)])
     def test_unreadable_copy_is_named(self, tmp_path, content):
@@ -337,13 +337,13 @@ class TestActivations:
     @pytest.mark.parametrize("scale", [1e29, 1e-38])
     def test_impossible_activation_scale_is_a_warning(self, tmp_path, scale):
         name = "model.layers.0.mlp.up_proj.input_scale"
-        finding = map_findings(report_of(tmp_path, coded(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
+        finding = map_findings(report_of(tmp_path, code(model()) | {name: torch.tensor(scale)}))["scale_extreme"]
 
         assert ("warning", [name]) == (finding.severity, finding.evidence["tensors"])
 
     def test_input_scale_with_an_unsuitable_length_is_a_warning(self, tmp_path):
         name = "model.layers.0.mlp.up_proj.input_scale"
-        finding = map_findings(report_of(tmp_path, coded(model()) | {name: torch.ones(7)}))["scale_misfit"]
+        finding = map_findings(report_of(tmp_path, code(model()) | {name: torch.ones(7)}))["scale_misfit"]
 
         assert f"{name} (7)" in finding.message
 
@@ -381,32 +381,32 @@ class TestNeighbours:
                 y[f"model.layers.{n}.self_attn.{name}_scale"] = torch.tensor(0.0321 * 3.1**n)
         return y
 
-    def found(self, tmp_path, changed, without=()):
+    def find(self, tmp_path, changed, without=()):
         scales = {name: scale for name, scale in (self.scales() | changed).items() if name not in without}
         x = self.x()
         report = report_of(tmp_path, coded_by_tensor(x) | scales, x=x)
         return [finding for finding in report.findings if finding.code == "scale_unlike"]
 
     def test_calibrated_scales_are_silent(self, tmp_path):
-        assert [] == self.found(tmp_path, {})
+        assert [] == self.find(tmp_path, {})
 
     @pytest.mark.parametrize("factor", [1e-5, 1e5])
     def test_scale_far_from_the_others_is_reported_with_both_values(self, tmp_path, factor):
         value = 0.02 * factor
-        (finding,) = self.found(tmp_path, {self.NAME: torch.tensor(value)})
+        (finding,) = self.find(tmp_path, {self.NAME: torch.tensor(value)})
 
         assert ("warning", [self.NAME]) == (finding.severity, finding.evidence["tensors"])
         assert f"{self.NAME} ({value:.3g}; the others' median is " in finding.message
 
     def test_inverse_scale_is_reported(self, tmp_path):
         name = "model.layers.2.self_attn.q_proj.input_scale"
-        (finding,) = self.found(tmp_path, {name: 1 / self.scales()[name]})
+        (finding,) = self.find(tmp_path, {name: 1 / self.scales()[name]})
 
         assert [name] == finding.evidence["tensors"]
 
     def test_weight_scale_as_input_scale_is_reported(self, tmp_path):
         weight_scale = coded_by_tensor(self.x())[self.NAME.replace("input_scale", "weight_scale")]
-        (finding,) = self.found(tmp_path, {self.NAME: weight_scale})
+        (finding,) = self.find(tmp_path, {self.NAME: weight_scale})
 
         assert "equal to the scale of the weight in 1 tensor, unlike in others" in finding.message
 
@@ -414,27 +414,27 @@ class TestNeighbours:
         y = coded_by_tensor(self.x())
         copies = {name.replace("weight_scale", "input_scale"): y[name] for name in y if name.endswith("weight_scale")}
 
-        assert [] == self.found(tmp_path, copies)
+        assert [] == self.find(tmp_path, copies)
 
     @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
     def test_missing_scale_is_reported(self, tmp_path, name):
-        (finding,) = self.found(tmp_path, {}, [name])
+        (finding,) = self.find(tmp_path, {}, [name])
 
         assert f"missing for 1 layer, unlike for the same layers of other blocks: {name}" in finding.message
 
     @pytest.mark.parametrize("value", [0.0, -0.1, float("inf"), float("nan")])
     @pytest.mark.parametrize("name", [NAME, "model.layers.1.self_attn.v_scale"])
     def test_stored_scale_is_not_missing(self, tmp_path, name, value):
-        assert [] == self.found(tmp_path, {name: torch.tensor(value)})
+        assert [] == self.find(tmp_path, {name: torch.tensor(value)})
 
     def test_scales_missing_in_half_the_blocks_are_deliberate(self, tmp_path):
-        assert [] == self.found(
+        assert [] == self.find(
             tmp_path, {}, [name for name in self.scales() if "layers.0" in name or "layers.1" in name]
         )
 
     def test_implausible_cache_scale_is_reported(self, tmp_path):
         huge = {f"model.layers.{n}.self_attn.k_scale": torch.tensor(1e6) for n in range(self.BLOCKS)}
-        (finding,) = self.found(tmp_path, huge)
+        (finding,) = self.find(tmp_path, huge)
 
         assert "above 1e+05 for 4 tensors of the KV cache: model.layers.0.self_attn.k_scale (1e+06)" in finding.message
 
@@ -443,7 +443,7 @@ class TestNeighbours:
         name = "model.layers.0.mlp.experts.{}.up_proj.input_scale"
         experts = {name.format(k): torch.tensor(0.01) for k in range(8)}
 
-        assert n == len(self.found(tmp_path, experts | {name.format(3): torch.tensor(0.01 * factor)}))
+        assert n == len(self.find(tmp_path, experts | {name.format(3): torch.tensor(0.01 * factor)}))
 
 
 class TestScheme:
@@ -451,14 +451,14 @@ class TestScheme:
 
     CASE = "ct_pack/ct_w4a16_g32_asym"
 
-    def found(self, folder, case, **changed):
+    def find(self, folder, case, **changed):
         config = json.loads((GOLDEN / case / "config.json").read_text())["quantization_config"]
         for group in config["config_groups"].values():
             group["weights"] |= changed
         return mismatches(of_golden(folder, case, config))
 
     def test_matching_scheme_is_silent(self, tmp_path):
-        assert [] == self.found(tmp_path, self.CASE)
+        assert [] == self.find(tmp_path, self.CASE)
 
     @pytest.mark.parametrize(
         ("changed", "told"),
@@ -468,25 +468,25 @@ class TestScheme:
         ],
     )
     def test_mismatched_compressed_tensors_scheme_is_reported(self, tmp_path, changed, told):
-        assert any(told in message for message in self.found(tmp_path, self.CASE, **changed))
+        assert any(told in message for message in self.find(tmp_path, self.CASE, **changed))
 
     def test_scheme_with_another_code_type_is_reported(self, tmp_path):
         weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
         groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
         config = {"quant_method": "compressed-tensors", "config_groups": groups}
-        findings = mismatches(report_of(tmp_path, coded(model()), CONFIG | {"quantization_config": config}))
+        findings = mismatches(report_of(tmp_path, code(model()), CONFIG | {"quantization_config": config}))
 
         assert any(
             "declares codes of type float, but codes of I8 are stored for 12 weights" in message for message in findings
         )
 
-    def declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
+    def find_declared(self, folder, format="int-quantized", own=None, targets=("Linear",), **weights):
         """Return the findings about INT8 by rows with a configuration of compressed-tensors."""
         weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True} | weights
         groups = {"group_0": {"targets": list(targets), "weights": weights, "format": own}}
         config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
         x = {name: torch.cat([weight] * 4, 1) for name, weight in model().items()}
-        return mismatches(report_of(folder, coded(x), {"quantization_config": config}, x))
+        return mismatches(report_of(folder, code(x), {"quantization_config": config}, x))
 
     @pytest.mark.parametrize(
         ("changed", "told"),
@@ -508,7 +508,7 @@ class TestScheme:
         ],
     )
     def test_compressed_tensors_scheme_must_match(self, tmp_path, changed, told):
-        messages = self.declared(tmp_path, **changed)
+        messages = self.find_declared(tmp_path, **changed)
 
         assert (told is None) == (messages == [])
         assert told is None or told in messages[0]
@@ -545,7 +545,7 @@ class TestScheme:
         config = CONFIG | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
         (tmp_path / "y").mkdir()
         (tmp_path / "y/hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
-        findings = mismatches(report_of(tmp_path, coded(model()), config))
+        findings = mismatches(report_of(tmp_path, code(model()), config))
 
         (finding,) = findings
         assert (
@@ -573,6 +573,6 @@ class TestScheme:
     def test_mostly_unquantized_linears_are_reported(self, tmp_path, more, n):
         names = [name for name in model() if "embed" not in name]
         config = CONFIG | {"quantization_config": {"quant_method": "gptq"} | more}
-        findings = mismatches(report_of(tmp_path, coded(model(), names[1:]), config))
+        findings = mismatches(report_of(tmp_path, code(model(), names[1:]), config))
 
         assert n == sum("and does not exclude" in message for message in findings)

@@ -16,12 +16,14 @@ CASES = sorted(path.parent for path in GOLDEN.glob(f"*/*/{DESCRIPTION}"))
 ALL, MIX = GOLDEN / "modelslim_int" / "modelslim", "w8a8_mix"
 
 
-def changed(folder, case, declared=None, tensors=None, drop=()):
+def change(folder, case, declared=None, tensors=None, drop=()):
     """Write a golden case with some tensors and types in its description replaced; None removes a name."""
     stored = load_file(case / "model.safetensors") | (tensors or {})
     path = store(folder / "y", {name: t for name, t in stored.items() if name not in drop}, config={"model_type": "x"})
     description = json.loads((case / DESCRIPTION).read_text()) | (declared or {})
-    (path / DESCRIPTION).write_text(json.dumps({name: kind for name, kind in description.items() if kind is not None}))
+    (path / DESCRIPTION).write_text(
+        json.dumps({name: declared_type for name, declared_type in description.items() if declared_type is not None})
+    )
     return path
 
 
@@ -62,7 +64,7 @@ class TestTypes:
         ],
     )
     def test_contradicted_types_are_errors(self, tmp_path, case, name, declared, says):
-        path = changed(tmp_path, GOLDEN / case / "modelslim", {f"{name}.weight": declared})
+        path = change(tmp_path, GOLDEN / case / "modelslim", {f"{name}.weight": declared})
         ((severity, message),) = select_findings(path, "config_mismatch")
 
         assert "error" == severity
@@ -72,30 +74,30 @@ class TestTypes:
     def test_plain_numbers_declared_as_quantized_are_an_error(self, tmp_path):
         name = "w8a16.weight"
         tensors = {name: part(ALL, name).float()}
-        path = changed(tmp_path, ALL, tensors=tensors, drop=("w8a16.weight_scale", "w8a16.weight_offset"))
+        path = change(tmp_path, ALL, tensors=tensors, drop=("w8a16.weight_scale", "w8a16.weight_offset"))
 
         ((severity, message),) = select_findings(path, "config_mismatch")
         assert ("error", True) == (severity, "declares W8A16, but they are stored as dense" in message)
 
     @pytest.mark.parametrize("declared", ["W4A16", "W4A4_FLATQUANT_DYNAMIC", "NF4", "W8A8SC"])
     def test_unsupported_types_are_refused(self, tmp_path, declared):
-        ((severity, message),) = select_findings(changed(tmp_path, ALL, {"w8a16.weight": declared}), "not_read")
+        ((severity, message),) = select_findings(change(tmp_path, ALL, {"w8a16.weight": declared}), "not_read")
 
         assert ("error", True) == (severity, f"declares {declared}, which is not supported" in message)
 
     def test_types_with_fewer_bits_than_the_codes_are_refused(self, tmp_path):
-        ((_, message),) = select_findings(changed(tmp_path, ALL, {"w8a16.weight": "W4A4_DYNAMIC"}), "not_read")
+        ((_, message),) = select_findings(change(tmp_path, ALL, {"w8a16.weight": "W4A4_DYNAMIC"}), "not_read")
 
         assert "declared W4A4_DYNAMIC, but w8a16.weight (I8 [8, 64]) has codes from -" in message
 
     def test_codes_without_a_description_are_undeclared(self, tmp_path):
-        path = changed(tmp_path, ALL)
+        path = change(tmp_path, ALL)
         (path / DESCRIPTION).unlink()
 
         assert ["error"] == [severity for severity, _ in select_findings(path, "undeclared_codes")]
 
     def test_config_json_describes_the_original(self, tmp_path):
-        path = changed(tmp_path, ALL)
+        path = change(tmp_path, ALL)
         (path / "config.json").write_text(
             json.dumps({"model_type": "x", "quantization_config": {"quant_method": "fp8"}})
         )
@@ -116,7 +118,7 @@ class TestScales:
     )
     def test_deq_scale_must_equal_weight_scale_times_input_scale(self, tmp_path, factor, refused):
         scale = part(ALL, f"{MIX}.weight_scale")
-        findings = select_findings(changed(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
+        findings = select_findings(change(tmp_path, ALL, tensors={f"{MIX}.weight_scale": scale * factor}), "not_read")
 
         assert refused == bool(findings)
         assert all(
@@ -137,7 +139,7 @@ class TestScales:
         ],
     )
     def test_misfitting_scales_are_refused(self, tmp_path, tensors, says):
-        path = changed(tmp_path, ALL, tensors={f"{MIX}.{name}": tensor for name, tensor in tensors.items()})
+        path = change(tmp_path, ALL, tensors={f"{MIX}.{name}": tensor for name, tensor in tensors.items()})
         ((_, message),) = select_findings(path, "not_read")
 
         assert says in message
@@ -159,7 +161,7 @@ class TestScales:
         if name == "scale":
             tensors["down_proj.weight_offset"] = torch.zeros(8, 4)
         ((_, message),) = select_findings(
-            changed(tmp_path, GOLDEN / "modelslim_int4" / "stages", tensors=tensors), "not_read"
+            change(tmp_path, GOLDEN / "modelslim_int4" / "stages", tensors=tensors), "not_read"
         )
 
         assert says in message

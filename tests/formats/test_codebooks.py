@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.making import compared, dequantized, label, planned, same_bits, store
+from support.making import compare, label, open_pairing, read_whole, same_bits, store
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -45,14 +45,14 @@ def files(folder, stored, values, config=None, metadata=None):
 
 def weight_of(folder, stored, values, config=None):
     """Return the quantized weight and its values."""
-    with planned(*files(folder, stored, values, config)) as plan:
+    with open_pairing(*files(folder, stored, values, config)) as plan:
         weight = next(pair.quantized for pair in plan.pairs if pair.name == "a.weight")
-        return weight, dequantized(weight)
+        return weight, read_whole(weight)
 
 
 def refusal(folder, stored, values, config=None):
     """Return why the weight is not read; the original's tensor has the same reason."""
-    with planned(*files(folder, stored, values, config)) as plan:
+    with open_pairing(*files(folder, stored, values, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
         leftovers = {left for left in plan.leftovers if left.side == "original"}
         assert [left.bucket in (Bucket.ERROR, Bucket.UNSUPPORTED) for left in leftovers] == [True]
@@ -134,7 +134,7 @@ class TestCodebooks:
         assert "316d863757a0fe95" == digest(quip_sharp.make_e81b_vectors(CPU).float() / 4)
 
 
-def changed(name, change):
+def replace_tensor(name, change):
     """Return a change that replaces a stored tensor or leaves it out."""
 
     def apply(stored):
@@ -151,17 +151,17 @@ def twice_the_first(order):
 REFUSED = {
     "exl3: a trellis of 9 bits": (
         "exl3/handmade",
-        changed("a.trellis", lambda t: torch.zeros(*t.shape[:2], 144, dtype=t.dtype)),
+        replace_tensor("a.trellis", lambda t: torch.zeros(*t.shape[:2], 144, dtype=t.dtype)),
         "an EXL3 trellis is (cols / 16, rows / 16, 16 · bits) with 1 to 8 bits, not a.trellis (I16 [8, 8, 144])",
     ),
     "exl3: rows not divisible by 128": (
         "exl3/handmade",
-        changed("a.trellis", lambda t: t[:, :7].contiguous()),
+        replace_tensor("a.trellis", lambda t: t[:, :7].contiguous()),
         "a.trellis (I16 [8, 7, 80]) holds 112 × 128 weights, which should be multiples of 128",
     ),
     "exl3: too few signs": (
         "exl3/handmade",
-        changed("a.su", lambda t: t[:4]),
+        replace_tensor("a.su", lambda t: t[:4]),
         "a.su (I16 [4]) should have a factor, or a sign bit, for each of 128 cols",
     ),
     "exl3: two codebooks": (
@@ -171,162 +171,162 @@ REFUSED = {
     ),
     "exl3: an unknown multiplier": (
         "exl3/handmade",
-        changed("a.mcg", lambda _: torch.tensor(-2, dtype=torch.int32)),
+        replace_tensor("a.mcg", lambda _: torch.tensor(-2, dtype=torch.int32)),
         "a.mcg (I32 []) should hold 0xcbac1fed, not 0xfffffffe: an unknown codebook",
     ),
     "exl3: an unknown sibling": (
         "exl3/handmade",
-        changed("a.scale", lambda _: torch.ones(1)),
+        replace_tensor("a.scale", lambda _: torch.ones(1)),
         "stored as exl3 (I16), but unused: a.scale",
     ),
     "exl2: seven bits": (
         "exl2/handmade",
-        changed("a.q_groups", lambda t: torch.tensor([7, *t[1:]], dtype=t.dtype)),
+        replace_tensor("a.q_groups", lambda t: torch.tensor([7, *t[1:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]) declares an impossible group: 7 bits in rows 0 to 2 of a.q_weight (I32 [11, 8])",
     ),
     "exl2: groups not in rising order": (
         "exl2/handmade",
-        changed("a.q_groups", lambda t: torch.tensor([*t[:3], 9, *t[4:]], dtype=t.dtype)),
+        replace_tensor("a.q_groups", lambda t: torch.tensor([*t[:3], 9, *t[4:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]) declares an impossible group: 6 bits in rows 9 to 8",
     ),
     "exl2: rows before the first group": (
         "exl2/handmade",
-        changed("a.q_groups", lambda t: torch.tensor([t[0], 1, *t[2:]], dtype=t.dtype)),
+        replace_tensor("a.q_groups", lambda t: torch.tensor([t[0], 1, *t[2:]], dtype=t.dtype)),
         "a.q_groups (I16 [6]): no group starts at the first row of a.q_weight (I32 [11, 8])",
     ),
     "exl2: half a group": (
         "exl2/handmade",
-        changed("a.q_groups", lambda t: t[:5]),
+        replace_tensor("a.q_groups", lambda t: t[:5]),
         "a.q_groups (I16 [5]) should hold pairs",
     ),
     "exl2: a column twice": (
         "exl2/handmade",
-        changed("a.q_invperm", twice_the_first),
+        replace_tensor("a.q_invperm", twice_the_first),
         "a.q_invperm (I16 [88]) should hold each number from 0 to 87 once",
     ),
     "exl2: columns without place": (
         "exl2/handmade",
-        changed("a.q_invperm", lambda t: t[:80]),
+        replace_tensor("a.q_invperm", lambda t: t[:80]),
         "a.q_invperm (I16 [80]) should have one number for each of the 88 columns in the groups of a.q_groups",
     ),
     "exl2: scales of fewer groups": (
         "exl2/handmade",
-        changed("a.q_scale", lambda t: t[:2]),
+        replace_tensor("a.q_scale", lambda t: t[:2]),
         "its scale a.q_scale (I32 [2, 1]) should be [3, 1]",
     ),
     "exl2: fewer largest scales": (
         "exl2/handmade",
-        changed("a.q_scale_max", lambda t: t[:2]),
+        replace_tensor("a.q_scale_max", lambda t: t[:2]),
         "a.q_scale_max (F16 [2]) should have one number for each of 3 groups",
     ),
     "aqlm: a codebook too many": (
         "aqlm/handmade",
-        changed("a.codebooks", lambda t: t.repeat(2, 1, 1, 1)),
+        replace_tensor("a.codebooks", lambda t: t.repeat(2, 1, 1, 1)),
         "AQLM has codes (rows, cols, n) and codebooks (n, 2^bits, out, in), not a.codes (I8 [7, 9, 3])",
     ),
     "aqlm: an impossible size": (
         "aqlm/handmade",
-        changed("a.codebooks", lambda t: t[:, :31].contiguous()),
+        replace_tensor("a.codebooks", lambda t: t[:, :31].contiguous()),
         "a.codebooks (F16 [3, 31, 2, 4]) should hold a power of two of vectors",
     ),
     "aqlm: more vectors than codes": (
         "aqlm/handmade",
-        changed("a.codebooks", lambda t: t.repeat(1, 16, 1, 1)),
+        replace_tensor("a.codebooks", lambda t: t.repeat(1, 16, 1, 1)),
         "no more than a.codes (I8 [7, 9, 3]) can index",
     ),
     "aqlm: scales of other groups": (
         "aqlm/handmade",
-        changed("a.scales", lambda t: t[:5]),
+        replace_tensor("a.scales", lambda t: t[:5]),
         "its scale a.scales (F16 [5, 1, 1, 1]) should be [7, 1, 1, 1], or up to [7, 9, 2, 4]",
     ),
     "vptq: a permutation with a column twice": (
         "vptq/handmade",
-        changed("a.perm", twice_the_first),
+        replace_tensor("a.perm", twice_the_first),
         "a.perm (I16 [40]) should hold each number from 0 to 39 once",
     ),
     "vptq: a scale without bias": (
         "vptq/handmade",
-        changed("a.weight_scale", lambda _: torch.ones(40)),
+        replace_tensor("a.weight_scale", lambda _: torch.ones(40)),
         "a.weight_scale (F32 [40]) is stored without weight_bias",
     ),
     "vptq: outliers without codebook": (
         "vptq/handmade",
-        changed("a.outlier_indices", lambda _: torch.zeros(1, 6, 2, dtype=torch.int16)),
+        replace_tensor("a.outlier_indices", lambda _: torch.zeros(1, 6, 2, dtype=torch.int16)),
         "a.outlier_indices (I16 [1, 6, 2]) is stored without outlier_centroids.weight",
     ),
     "vptq: residual indices with packed ones": (
         "vptq/handmade",
-        changed("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
+        replace_tensor("a.res_indices", lambda _: torch.zeros(1, 6, 40, dtype=torch.int16)),
         "residual indices should be a separate tensor for I16 indices",
     ),
     "vptq: indices of more bits": (
         "vptq/handmade",
-        changed("a.indices", lambda t: torch.cat([t, t], 2)),
+        replace_tensor("a.indices", lambda t: torch.cat([t, t], 2)),
         "a.indices (I32 [1, 6, 26]): no length of vectors fits, for 21 rows",
     ),
     "vptq: another number of groups": (
         "vptq/handmade",
-        changed("a.centroids.weight", lambda t: t.view(2, -1)),
+        replace_tensor("a.centroids.weight", lambda t: t.view(2, -1)),
         "a.centroids.weight (F16 [2, 128]) should have a row for each of 1 groups",
     ),
     "quip_sharp: an unknown codebook": (
         "quip_sharp/handmade_rvq4",
-        changed("a.codebook_id", lambda _: torch.tensor(8)),
+        replace_tensor("a.codebook_id", lambda _: torch.tensor(8)),
         "a.codebook_id (I64 []) does not name a supported codebook (7 (E8P12), 17 (E8P12RVQ4B), 18 (E8P12RVQ3B))",
     ),
     "quip_sharp: codes of other bits": (
         "quip_sharp/handmade_rvq4",
-        changed("a.codebook_id", lambda _: torch.tensor(7)),
+        replace_tensor("a.codebook_id", lambda _: torch.tensor(7)),
         "a.Qidxs (I64 [16, 8]) in 2 bits should be [16, 4], for the 16 rows of a.SV (F16 [16])",
     ),
     "quip_sharp: two global scales": (
         "quip_sharp/handmade_rvq4",
-        changed("a.Wscale", lambda _: torch.ones(2)),
+        replace_tensor("a.Wscale", lambda _: torch.ones(2)),
         "its global scale a.Wscale (F32 [2]) should be one number",
     ),
     "spqr: words of another shape": (
         "spqr/handmade",
-        changed("a.dense_weights", lambda t: t[:-16]),
+        replace_tensor("a.dense_weights", lambda t: t[:-16]),
         "a.dense_weights (I64 [80]) should be [96]: tiles of 16 × 16 for 48 × 24",
     ),
     "spqr: offsets of other rows": (
         "spqr/handmade",
-        changed("a.row_offsets", lambda t: t[:40]),
+        replace_tensor("a.row_offsets", lambda t: t[:40]),
         "a.row_offsets (I32 [40]) should have 49 or 4 numbers for 48 rows",
     ),
     "spqr: offsets beyond the outliers": (
         "spqr/handmade",
-        changed("a.row_offsets", lambda t: t + (torch.arange(49) == 48).int()),
+        replace_tensor("a.row_offsets", lambda t: t + (torch.arange(49) == 48).int()),
         "a.row_offsets (I32 [49]) should rise from 0 to",
     ),
     "spqr: a column twice": (
         "spqr/handmade",
-        changed("a.in_perm", twice_the_first),
+        replace_tensor("a.in_perm", twice_the_first),
         "a.in_perm (I32 [12]) should hold each number from 0 to 23 once",
     ),
     "spqr: an order of other columns": (
         "spqr/handmade",
-        changed("a.in_perm", lambda t: t[:8]),
+        replace_tensor("a.in_perm", lambda t: t[:8]),
         "a.in_perm (I32 [8]) should have half as many numbers as there are columns, 24",
     ),
     "eetq: columns unsupported by kernels": (
         "eetq/handmade",
-        changed("a.weight", lambda t: t[:48].contiguous()),
+        replace_tensor("a.weight", lambda t: t[:48].contiguous()),
         "EETQ codes are (cols, rows), a multiple of 64 and an even number, not a.weight (I8 [48, 2])",
     ),
     "eetq: scales of other rows": (
         "eetq/handmade",
-        changed("a.weight_scales", lambda t: t.repeat(2)),
+        replace_tensor("a.weight_scales", lambda t: t.repeat(2)),
         "its scale a.weight_scales (F16 [4]) should have one number for each of the 2 rows of a.weight (I8 [64, 2])",
     ),
     "bitnet: other rows": (
         "bitnet/handmade",
-        changed("a.weight", lambda t: t.repeat(2, 1)),
+        replace_tensor("a.weight", lambda t: t.repeat(2, 1)),
         "a.weight (U8 [4, 40]) with one scale is a BitNet weight of 16 × 40, not [7, 40]",
     ),
     "gemma_embedding: other columns": (
         "gemma_embedding/handmade",
-        changed("a.embedding_quantized", lambda t: t[:, :12].contiguous()),
+        replace_tensor("a.embedding_quantized", lambda t: t[:, :12].contiguous()),
         "a.embedding_quantized (U8 [11, 12]) with a.embedding_scale (F32 [11, 1]): "
         "neither 2-, 4- nor 8-bit codes for [11, 33]",
     ),
@@ -411,9 +411,9 @@ class TestConfiguration:
     def test_bitnet_configuration_contradicted_by_the_original_is_an_error(self, tmp_path):
         stored, values = golden("bitnet/handmade")
         config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
-        with planned(*files(tmp_path, stored, values, config)) as plan:
+        with open_pairing(*files(tmp_path, stored, values, config)) as plan:
             pair = next(pair for pair in plan.pairs if pair.name == "a.weight")
-            read = dequantized(pair.quantized)
+            read = read_whole(pair.quantized)
 
         assert not same_bits(values, read)  # a runtime would load the wrong values, too
         assert "BitNet, ternary codes times a.weight_scale" in pair.contradiction.prescribed
@@ -459,9 +459,9 @@ class TestConfiguration:
         fused = {name.replace("a.", "mlp.upgate_proj."): part for name, part in stored.items()}
         fused["mlp.upgate_proj.fuse_scales"] = torch.tensor([0.5, 3.0])
         up, gate = values.split(8)
-        apart = compared(tmp_path, {"mlp.up_proj.weight": 0.5 * up, "mlp.gate_proj.weight": 3 * gate}, fused)
+        apart = compare(tmp_path, {"mlp.up_proj.weight": 0.5 * up, "mlp.gate_proj.weight": 3 * gate}, fused)
         (tmp_path / "fused").mkdir()
-        together = compared(tmp_path / "fused", {"mlp.upgate_proj.weight": values}, fused)
+        together = compare(tmp_path / "fused", {"mlp.upgate_proj.weight": values}, fused)
 
         assert "pass" == apart.verdict
         assert [] == [layer for layer in apart.layers if layer.relative_error > 1e-6]
@@ -480,8 +480,8 @@ class TestConfiguration:
         read = {}
         for number in (3.45, 1, 2.0, 1e9, -1):
             config = {**said, "quip_params": {"resid_scale_override": number}}
-            with planned(original, store(tmp_path / str(number), stored, config=config)) as plan:
-                read[number] = dequantized(plan.pairs[0].quantized)
+            with open_pairing(original, store(tmp_path / str(number), stored, config=config)) as plan:
+                read[number] = read_whole(plan.pairs[0].quantized)
 
         assert same_bits(read[-1], read[3.45])
         assert torch.allclose(read[2.0], (read[1] + read[1e9]) / 2, rtol=0, atol=1e-5)
@@ -503,7 +503,7 @@ class TestConfiguration:
         assert same_bits(expected[8], weight_of(tmp_path / "told", stored, expected[8], config)[1])
 
     @pytest.mark.parametrize(
-        ("pattern", "module", "found"),
+        ("pattern", "module", "is_match"),
         [
             ("layers\\.0\\.", "model.layers.0.up", True),
             ("layers\\.0\\.", "model.layers.10.up", False),
@@ -512,8 +512,8 @@ class TestConfiguration:
             (".*.*.*.*x", "x", False),
         ],
     )
-    def test_module_patterns_are_matched_only_where_that_is_quick(self, pattern, module, found):
-        assert found == matches(pattern, module)
+    def test_module_patterns_are_matched_only_where_that_is_quick(self, pattern, module, is_match):
+        assert is_match == matches(pattern, module)
 
 
 WITHOUT_ORIGINAL = {
@@ -582,13 +582,13 @@ class TestWorkspaces:
             quantized |= {f"{n}.{name.removeprefix('a.')}": tensor for name, tensor in stored.items()}
         workspace = Workspace()
         with (
-            planned(
+            open_pairing(
                 store(tmp_path / "original.safetensors", original), store(tmp_path / "quantized.safetensors", quantized)
             ) as plan,
             torch.inference_mode(),
         ):
             weights = [pair.quantized for pair in plan.pairs]
-            alone = [dequantized(weight) for weight in weights]
+            alone = [read_whole(weight) for weight in weights]
             for row in range(2):
                 for expected, weight in zip(alone, weights, strict=True):
                     chunk = Chunk(row, row + 1, 0, weight.matrix[1])

@@ -8,13 +8,13 @@ import torch
 from support.making import (
     ALL_ROWS,
     chunk_of,
-    compared,
-    dequantized,
+    compare,
     fp8_codes,
     int8_codes,
     label,
     numbers,
-    planned,
+    open_pairing,
+    read_whole,
     same_bits,
     store,
 )
@@ -29,11 +29,11 @@ CPU = torch.device("cpu")
 HALF = torch.bfloat16
 
 
-def recognized(folder, tensors, shape, name="a.weight", metadata=None):
+def recognize(folder, tensors, shape, name="a.weight", metadata=None):
     """Return the weight of that name, or why it is not read."""
     original = store(folder / "original.safetensors", {name: torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = store(folder / "quantized.safetensors", {"b.weight": numbers(2, 32), **tensors}, metadata)
-    with planned(original, quantized) as plan:
+    with open_pairing(original, quantized) as plan:
         quantizeds = [pair.quantized for pair in plan.pairs if pair.name == name]
         left = [leftover.reason for leftover in plan.leftovers if leftover.name == name]
     return quantizeds[0] if quantizeds else left[0]
@@ -117,7 +117,7 @@ def bf16(*shape):
     return torch.ones(shape, dtype=HALF)
 
 
-def scaled(said, codes=torch.float8_e4m3fn, **fields):
+def scale_layer(said, codes=torch.float8_e4m3fn, **fields):
     """Return a labelled layer of 4 × 64 codes with a scale."""
     return {
         "a.weight": int8_codes(4, 64).view(codes),
@@ -128,17 +128,17 @@ def scaled(said, codes=torch.float8_e4m3fn, **fields):
 
 REFUSED = {
     "fp8, another shape than the label's": (
-        scaled("float8_e4m3fn", orig_shape=[4, 32]),
+        scale_layer("float8_e4m3fn", orig_shape=[4, 32]),
         (4, 64),
         "the label's orig_shape is [4, 32], but the codes are a.weight (F8_E4M3 [4, 64])",
     ),
     "int8, another shape than the label's": (
-        scaled("int8_tensorwise", torch.int8, orig_shape=[64, 4]),
+        scale_layer("int8_tensorwise", torch.int8, orig_shape=[64, 4]),
         (4, 64),
         "the label's orig_shape is [64, 4], but the codes are a.weight (I8 [4, 64])",
     ),
     "rotated int8, another shape than the label's": (
-        scaled("int8_tensorwise", torch.int8, convrot=True, convrot_groupsize=64, orig_shape=[4, 48]),
+        scale_layer("int8_tensorwise", torch.int8, convrot=True, convrot_groupsize=64, orig_shape=[4, 48]),
         (4, 64),
         "the label's orig_shape is [4, 48], but the codes are a.weight (I8 [4, 64])",
     ),
@@ -288,7 +288,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("said", "codes"), [("float8_e4m3fn", torch.float8_e4m3fn), ("int8_tensorwise", torch.int8)])
 def test_label_with_the_shape_for_unpadded_codes_is_right(tmp_path, said, codes):
-    report = compared(tmp_path, {"a.weight": bf16(4, 64)}, scaled(said, codes, orig_shape=[4, 64]))
+    report = compare(tmp_path, {"a.weight": bf16(4, 64)}, scale_layer(said, codes, orig_shape=[4, 64]))
 
     assert ["a.weight"] == [layer.layer_name for layer in report.layers]
     assert [] == report.not_compared
@@ -296,7 +296,7 @@ def test_label_with_the_shape_for_unpadded_codes_is_right(tmp_path, said, codes)
 
 @pytest.mark.parametrize(("tensors", "shape", "says"), REFUSED.values(), ids=REFUSED)
 def test_unsupported_tensors_are_refused(tmp_path, tensors, shape, says):
-    reason = recognized(tmp_path, tensors, shape)
+    reason = recognize(tmp_path, tensors, shape)
 
     assert isinstance(reason, str)
     assert says in reason
@@ -315,7 +315,7 @@ TAKEN = {
 
 @pytest.mark.parametrize(("format", "tensors", "shape"), [(name, *taken) for name, taken in TAKEN.items()], ids=TAKEN)
 def test_supported_tensors_are_recognized(tmp_path, format, tensors, shape):
-    weight = recognized(tmp_path, tensors, shape)
+    weight = recognize(tmp_path, tensors, shape)
 
     assert (format, shape) == (weight.format, weight.shape)
     assert weight.warnings == ()
@@ -337,27 +337,27 @@ def test_label_gives_flat_codes_a_shape(tmp_path):
 
 class TestDoubts:
     def test_correction_ignored_by_comfyui_is_doubted(self, tmp_path):
-        weight = recognized(tmp_path, w4a8(**{"a.weight_correction": torch.ones(4, 4)}), (4, 64))
+        weight = recognize(tmp_path, w4a8(**{"a.weight_correction": torch.ones(4, 4)}), (4, 64))
 
         assert [doubt for doubt in weight.warnings if "ComfyUI 0.30 leaves it out" in doubt]
 
     def test_group_size_contradicted_by_shapes_is_doubted(self, tmp_path):
         labels = label(format="awq_w4a16", group_size=32)
-        weight = recognized(tmp_path, awq(**{"a.comfy_quant": labels}), (4, 128))
+        weight = recognize(tmp_path, awq(**{"a.comfy_quant": labels}), (4, 128))
 
         warning = "the comfy_quant tensor declares group_size 32, the shapes 64; the shapes were used"
         assert (warning,) == weight.warnings
 
     def test_header_contradicted_by_nunchaku_scales_is_doubted(self, tmp_path):
         config = {"quantization_config": json.dumps({"method": "svdquant", "weight": {"dtype": "fp4_e2m1_all"}})}
-        weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata=config)
+        weight = recognize(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata=config)
 
         assert 1 == len(weight.warnings)
         assert "declares fp4_e2m1_all, but a.wscales (BF16 [2, 128]) scales int4 codes" in weight.warnings[0]
 
     @pytest.mark.parametrize("text", ['{"weight": {"dtype": "int4"}}', "{", "[]", '{"weight": 4}', "{}"])
     def test_matching_or_missing_header_is_not_doubted(self, tmp_path, text):
-        weight = recognized(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata={"quantization_config": text})
+        weight = recognize(tmp_path, w4a4_of_nunchaku(), (128, 128), metadata={"quantization_config": text})
 
         assert weight.warnings == ()
 
@@ -395,7 +395,7 @@ class TestReadings:
         x = numbers(64, 256, dtype=torch.float32)
         rotated = (x.double().view(64, -1, size) @ hadamard(size)).view(64, 256).float()
         codes, scale = quantized_rows(rotated, 127)
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
 
         assert [("int8_convrot", True)] == [(layer.format, layer.snr_db > 35) for layer in report.layers]
         assert (
@@ -408,7 +408,7 @@ class TestReadings:
         codes, scale = quantized_rows(x, 127)
         labels = label(format="int8_tensorwise", convrot=True)
         tensors = {"a.weight": codes, "a.weight_scale": scale, "a.comfy_quant": labels}
-        report = compared(tmp_path, {"a.weight": x}, tensors)
+        report = compare(tmp_path, {"a.weight": x}, tensors)
 
         (finding,) = (each for each in report.findings if each.code == "wrong_convention")
         assert [("int8_convrot", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
@@ -419,7 +419,7 @@ class TestReadings:
     def test_codes_wrong_in_either_reading_are_inconclusive(self, tmp_path):
         x = numbers(64, 256, dtype=torch.float32)
         codes, scale = quantized_rows(numbers(64, 256, seed=1, dtype=torch.float32), 127)
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
 
         assert ["int8_row"] == [layer.format for layer in report.layers]
         assert doubts_of(report) == []
@@ -437,7 +437,7 @@ class TestReadings:
             f"{module}.weight_zero": torch.zeros(1, 48),
             f"{module}.comfy_quant": label(format="awq_w4a16"),
         }
-        report = compared(tmp_path, {f"{module}.weight": x}, tensors)
+        report = compare(tmp_path, {f"{module}.weight": x}, tensors)
 
         (finding,) = (each for each in report.findings if each.code == "wrong_convention")
         assert [("awq_w4a16", True)] == [(layer.format, layer.snr_db < 0) for layer in report.layers]
@@ -463,14 +463,14 @@ class TestFoldedSmoothing:
     def test_folded_smoothing_is_reported_for_both_layers(self, tmp_path, fused, after):
         tensors = w4a4_of_nunchaku(f"t.{fused}", 384) | w4a4_of_nunchaku(f"t.{after}", **one_and_orig(128))
         report = quanterr.inspect(store(tmp_path / "quantized.safetensors", tensors))
-        weight = recognized(tmp_path, tensors, (384, 128), f"t.{fused}.weight")
+        weight = recognize(tmp_path, tensors, (384, 128), f"t.{fused}.weight")
 
         assert {"nunchaku_int4"} == {weight.format for weight in report.weights}
         assert f"V rows times t.{after}.smooth_orig" in weight.evidence[0]
 
     def test_folded_smoothing_with_another_row_count_is_refused(self, tmp_path):
         tensors = w4a4_of_nunchaku("t.qkv_proj", 384) | w4a4_of_nunchaku("t.out_proj", cols=384, **one_and_orig(384))
-        reason = recognized(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")
+        reason = recognize(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")
 
         assert "t.out_proj.smooth_orig (BF16 [384]) is folded into V rows that cannot be located in 384 rows" in reason
 
@@ -478,8 +478,8 @@ class TestFoldedSmoothing:
     def test_smoothing_that_is_used_or_one_counts_as_unfolded(self, tmp_path, named):
         changed = {"smooth": one_and_orig(128)["smooth_orig"]} if named else {"smooth_orig": None}
         tensors = w4a4_of_nunchaku("t.qkv_proj", 384) | w4a4_of_nunchaku("t.out_proj", **changed)
-        weights = [recognized(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")]
-        weights.append(recognized(tmp_path, tensors, (128, 128), "t.out_proj.weight"))
+        weights = [recognize(tmp_path, tensors, (384, 128), "t.qkv_proj.weight")]
+        weights.append(recognize(tmp_path, tensors, (128, 128), "t.out_proj.weight"))
 
         assert not any("folded" in weight.evidence[0] or "V rows" in weight.evidence[0] for weight in weights)
 
@@ -488,15 +488,15 @@ class TestBias:
     def test_bias_without_an_adjacent_layer_is_plain(self, tmp_path):
         tensors = {"a.bias": numbers(128), "c.qweight": torch.zeros(128, 64, dtype=torch.int8)}
 
-        assert "dense" == recognized(tmp_path, tensors, (128,), "a.bias").format
+        assert "dense" == recognize(tmp_path, tensors, (128,), "a.bias").format
 
     def test_bias_next_to_other_codes_is_plain(self, tmp_path):
         tensors = {"a.bias": numbers(128), "a.qweight": torch.zeros(4, 128, dtype=torch.int32)}
 
-        assert "dense" == recognized(tmp_path, tensors, (128,), "a.bias").format
+        assert "dense" == recognize(tmp_path, tensors, (128,), "a.bias").format
 
     def test_bias_with_another_length_is_refused(self, tmp_path):
-        weight = recognized(tmp_path, w4a4_of_nunchaku() | {"a.bias": numbers(96)}, (96,), "a.bias")
+        weight = recognize(tmp_path, w4a4_of_nunchaku() | {"a.bias": numbers(96)}, (96,), "a.bias")
         reason = "a bias of a.qweight (I8 [128, 64]) should have one element per row, not a.bias (BF16 [96])"
 
         assert reason == weight.refusal
@@ -507,7 +507,7 @@ class TestBias:
         tensors = w4a4_of_nunchaku(f"{block}.out_proj", bias=torch.zeros(128, dtype=HALF))
         tensors |= w4a4_of_nunchaku(f"{block}.mlp_fc2", cols=256, bias=bias)
         original = {f"{block}.proj_out.weight": numbers(128, 384), f"{block}.proj_out.bias": bias.sort().values}
-        report = compared(tmp_path, original, tensors)
+        report = compare(tmp_path, original, tensors)
         changed = {layer.layer_name: layer for layer in report.other_changes}
 
         assert [f"{block}.proj_out.weight"] == [layer.layer_name for layer in report.layers]
@@ -527,9 +527,9 @@ def test_layers_in_every_layout_share_a_workspace(tmp_path):
                 stored[name.replace("a.", f"{module}.", 1)] = random.to(tensor.dtype) if floats else tensor
             shapes[f"{module}.weight"] = torch.zeros(shape)
     workspace = Workspace()
-    with planned(store(tmp_path / "x.safetensors", shapes), store(tmp_path / "y.safetensors", stored)) as plan:
+    with open_pairing(store(tmp_path / "x.safetensors", shapes), store(tmp_path / "y.safetensors", stored)) as plan:
         for pair in plan.pairs:
-            parts[pair.name] = dequantized(pair.quantized)
+            parts[pair.name] = read_whole(pair.quantized)
         for _ in range(2):
             for pair in plan.pairs:
                 rows = Cut(*pair.quantized.matrix, ALL_ROWS)[0]
@@ -562,8 +562,8 @@ def test_tiled_svdquant_equals_svdquant_in_order(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         original = store(folder / "original.safetensors", {"a.weight": torch.zeros(256, 128)})
-        with planned(original, store(folder / "quantized.safetensors", tensors)) as plan:
-            reports.append(dequantized(plan.pairs[0].quantized, 100 * 128))
+        with open_pairing(original, store(folder / "quantized.safetensors", tensors)) as plan:
+            reports.append(read_whole(plan.pairs[0].quantized, 100 * 128))
 
     assert same_bits(*reports)
 
@@ -586,7 +586,7 @@ class TestBundles:
     def test_options_that_exclude_bundled_parts_are_named(self, tmp_path, extra, options):
         weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
         y = {self.UNET: fp8_codes(32, 32), self.UNET.replace("weight", "scale_weight"): torch.tensor(0.01)}
-        report = compared(tmp_path, {self.UNET: weight, **dict.fromkeys(extra, torch.ones(4, 4))}, y)
+        report = compare(tmp_path, {self.UNET: weight, **dict.fromkeys(extra, torch.ones(4, 4))}, y)
         reason = next(reason for reason in report.reasons if "only in the original" in reason)
 
         assert ("To leave them out" in reason) == bool(options)
@@ -602,10 +602,10 @@ def test_turbodiffusion_codes_are_int8_weight_in_wrapped_blocks(tmp_path):
     stored = {f"{module}.int8_weight": codes.view(384, 256)[:320].clone(), f"{module}.scale": scale}
     x = store(tmp_path / "x.safetensors", {"blocks.0.self_attn.q.weight": weight})
     y = store(tmp_path / "y.safetensors", stored)
-    with planned(x, y) as plan:
+    with open_pairing(x, y) as plan:
         assert [] == plan.leftovers
         (pair,) = plan.pairs
-        values = dequantized(pair.quantized)
+        values = read_whole(pair.quantized)
 
     assert "int8_block" == pair.quantized.format
     assert torch.equal(values, (codes * scale[:, None, :, None]).view(384, 256)[:320])

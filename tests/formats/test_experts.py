@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from support.making import compared, in_memory, numbers, quantized_fp8, summed, summed_by_chunk
+from support.making import compare, in_memory, numbers, quantized_fp8, sum_up, summed_by_chunk
 from support.tolerances import FEW
 
 from quanterr.metrics.sums import Sums, as_float
@@ -31,7 +31,7 @@ def apart(tmp_path):
     norm = {"model.layers.0.self_attn.q_proj.weight": numbers(64, 64, dtype=torch.float32)}
     sides[0] |= norm
     sides[1] |= {name: weight + 0.001 for name, weight in norm.items()}
-    return compared(tmp_path, *sides)
+    return compare(tmp_path, *sides)
 
 
 class TestStack:
@@ -40,7 +40,7 @@ class TestStack:
     @pytest.mark.parametrize("size", [16, 64, 1000, 48 * 64, 5000, 1 << 19])
     def test_expert_energies_equal_float64(self, size, wide):
         x, y = stack(2)
-        for sums in (summed(x, y, size, wide), Sums.merge(summed_by_chunk(x, y, size, wide))):
+        for sums in (sum_up(x, y, size, wide), Sums.merge(summed_by_chunk(x, y, size, wide))):
             assert list(range(4)) == sorted(sums.matrices)
             for expert in range(4):
                 matrix = sums.matrices[expert]
@@ -52,13 +52,13 @@ class TestStack:
     def test_single_matrix_or_convolution_has_no_experts(self):
         for shape in ((64, 64), (64,), (8, 16, 3)):
             x = numbers(*shape, dtype=torch.float32)
-            assert {} == summed(x, x + 1).matrices
+            assert {} == sum_up(x, x + 1).matrices
             assert 0 == in_memory(x).matrix_rows
 
     def test_report_lists_experts_and_names_the_worst(self, tmp_path):
         codes, scale = quantized_fp8(stack(1)[1].view(-1, 64))
         stored = {f"{PLACE}.up_proj": codes.view(4, 48, 64), f"{PLACE}.up_proj_scale": scale}
-        report = compared(tmp_path, {f"{PLACE}.up_proj": stack(1)[0]}, stored)
+        report = compare(tmp_path, {f"{PLACE}.up_proj": stack(1)[0]}, stored)
         (layer,) = report.layers
 
         assert [0, 1, 2, 3] == [expert.expert for expert in layer.experts]

@@ -22,14 +22,14 @@ from support.making import (
     FP8,
     NEW_LIBRARY,
     chunk_of,
-    compared,
-    dequantized,
+    compare,
     fp8_codes,
     header,
     int8_codes,
     label,
     numbers,
-    planned,
+    open_pairing,
+    read_whole,
     same_bits,
     store,
 )
@@ -69,7 +69,7 @@ def test_golden_files_and_their_expected_values_correspond():
 class TestEveryGoldenCase:
     def test_golden_case_is_recognized_with_its_format_and_shapes(self, case):
         origin = origin_of(case)
-        with planned(expected_of(case), case) as plan:
+        with open_pairing(expected_of(case), case) as plan:
             formats = {pair.name: pair.quantized.format for pair in plan.pairs}
             shapes = {pair.name: pair.quantized.shape for pair in plan.pairs}
             left = {leftover.bucket for leftover in plan.leftovers}
@@ -97,22 +97,22 @@ class TestEveryGoldenCase:
 class TestEveryNumericGoldenCase:
     def test_golden_case_dequantizes_as_its_producer_does_in_any_cut(self, case):
         expected = values_of(case)
-        with planned(expected_of(case), case) as plan:
+        with open_pairing(expected_of(case), case) as plan:
             for pair in plan.pairs:
-                weight, whole = pair.quantized, dequantized(pair.quantized)
+                weight, whole = pair.quantized, read_whole(pair.quantized)
                 cols = weight.matrix[1]
                 # elements of a chunk: a few rows, many rows, a piece of a row
                 sizes = {3 * cols + 1, 50 * cols, max(cols - 1, 1)}
 
                 assert agree(case, expected[pair.name].view(weight.matrix), whole), pair.name
-                assert all(same_bits(whole, dequantized(weight, size)) for size in sizes), pair.name
+                assert all(same_bits(whole, read_whole(weight, size)) for size in sizes), pair.name
 
     def test_row_pieces_do_not_depend_on_their_start(self, case):
         workspace = Workspace()
-        with planned(expected_of(case), case) as plan:
+        with open_pairing(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 rows, cols = pair.quantized.matrix
-                whole = dequantized(pair.quantized)
+                whole = read_whole(pair.quantized)
                 for row in {0, rows - 1}:
                     for piece in reversed(Cut(1, cols, max(7, cols // 16 | 1))):
                         chunk = Chunk(row, row + 1, piece.col, piece.stop_col)
@@ -124,10 +124,10 @@ class TestEveryNumericGoldenCase:
 FP8_NUMPY = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml_dtypes.float8_e5m2}
 
 
-def scaled(folder, codes, scale=None, name="weight_scale"):
+def plan_scaled(folder, codes, scale=None, name="weight_scale"):
     """Plan a comparison in which ``a.weight`` has these codes and this scale."""
     tensors = {"a.weight": codes} if scale is None else {"a.weight": codes, f"a.{name}": scale}
-    return planned(
+    return open_pairing(
         store(folder / "original.safetensors", {"a.weight": torch.zeros(codes.shape)}),
         store(folder / "quantized.safetensors", tensors),
     )
@@ -139,9 +139,9 @@ class TestAllCodes:
     def test_fp8_codes_equal_ml_dtypes(self, tmp_path, dtype, shape):
         codes = np.arange(256, dtype=np.uint8).reshape(shape)
         expected = torch.from_numpy(codes.view(FP8_NUMPY[dtype]).astype(np.float32))
-        with scaled(tmp_path, torch.from_numpy(codes).view(dtype)) as plan:
+        with plan_scaled(tmp_path, torch.from_numpy(codes).view(dtype)) as plan:
             weight = plan.pairs[0].quantized
-            actual = dequantized(weight)
+            actual = read_whole(weight)
 
         assert same_bits(expected.view(weight.matrix), actual)
 
@@ -149,8 +149,8 @@ class TestAllCodes:
     def test_fp8_codes_decode_the_same_singly(self, tmp_path, dtype):
         codes = np.arange(256, dtype=np.uint8).reshape(256, 1)
         expected = torch.from_numpy(codes.view(FP8_NUMPY[dtype]).astype(np.float32))
-        with scaled(tmp_path, torch.from_numpy(codes).view(dtype)) as plan:
-            actual = dequantized(plan.pairs[0].quantized, 1)
+        with plan_scaled(tmp_path, torch.from_numpy(codes).view(dtype)) as plan:
+            actual = read_whole(plan.pairs[0].quantized, 1)
 
         assert same_bits(expected, actual)
 
@@ -159,8 +159,8 @@ class TestAllCodes:
         exponents = np.arange(256, dtype=np.uint8).reshape(256, 1)
         expected = torch.from_numpy(exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
         scale = torch.from_numpy(exponents).view(dtype)
-        with scaled(tmp_path, torch.ones(256, 1).to(FP8), scale, "weight_scale_inv") as plan:
-            actual = dequantized(plan.pairs[0].quantized)
+        with plan_scaled(tmp_path, torch.ones(256, 1).to(FP8), scale, "weight_scale_inv") as plan:
+            actual = read_whole(plan.pairs[0].quantized)
 
         assert same_bits(expected, actual)
 
@@ -171,8 +171,8 @@ class TestAllCodes:
         codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
         with np.errstate(over="ignore", invalid="ignore"):
             expected = codes.view(FP8_NUMPY.get(dtype, np.int8)).astype(np.float32) * np.float32(scale)
-        with scaled(tmp_path, torch.from_numpy(codes).view(dtype), torch.full(shape, scale)) as plan:
-            actual = dequantized(plan.pairs[0].quantized)
+        with plan_scaled(tmp_path, torch.from_numpy(codes).view(dtype), torch.full(shape, scale)) as plan:
+            actual = read_whole(plan.pairs[0].quantized)
 
         assert same_bits(torch.from_numpy(expected), actual)
 
@@ -182,15 +182,15 @@ class TestAllCodes:
     def test_sixteen_bit_codes_equal_numpy(self, tmp_path, dtype, numpy_dtype):
         codes = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
         expected = torch.from_numpy(codes.view(numpy_dtype).astype(np.float32))
-        with scaled(tmp_path, torch.from_numpy(codes.view(np.int16)).view(dtype)) as plan:
-            actual = dequantized(plan.pairs[0].quantized)
+        with plan_scaled(tmp_path, torch.from_numpy(codes.view(np.int16)).view(dtype)) as plan:
+            actual = read_whole(plan.pairs[0].quantized)
 
         assert same_bits(expected, actual)
 
 
 def counts_of(folder, codes):
     """Return how many codes of a weight are at the end of their range, by chunk."""
-    with scaled(folder, codes, ONE) as plan, torch.inference_mode():
+    with plan_scaled(folder, codes, ONE) as plan, torch.inference_mode():
         weight, workspace = plan.pairs[0].quantized, Workspace()
         return [int(weight.dequantize(chunk, workspace).saturated) for chunk in Cut(*weight.matrix, ALL_ROWS)]
 
@@ -206,7 +206,7 @@ class TestSaturated:
     )
     def test_saturated_codes_are_at_the_end_of_the_range(self, tmp_path, dtype, ends):
         codes = torch.arange(256, dtype=torch.uint8).view(256, 1).view(dtype)
-        with scaled(tmp_path, codes, ONE) as plan, torch.inference_mode():
+        with plan_scaled(tmp_path, codes, ONE) as plan, torch.inference_mode():
             weight, workspace = plan.pairs[0].quantized, Workspace()
             chunks = [Chunk(row, row + 1, 0, 1) for row in range(256)]
             alone = {chunk.row for chunk in chunks if int(weight.dequantize(chunk, workspace).saturated)}
@@ -236,13 +236,13 @@ class TestSaturated:
         assert expected == counts_of(tmp_path, codes)
 
 
-def refused(folder, quantized, metadata=None, config=None, shape=None):
+def read_refusal(folder, quantized, metadata=None, config=None, shape=None):
     """Return why the weight ``a.weight`` is not read."""
     shape = shape or tuple(quantized["a.weight"].shape)
     original = store(folder / "original.safetensors", {"a.weight": torch.zeros(shape), "b.weight": numbers(2, 32)})
     quantized = {"b.weight": numbers(2, 32), **quantized}
     path = folder / ("quantized" if config else "quantized.safetensors")
-    with planned(original, store(path, quantized, metadata, config)) as plan:
+    with open_pairing(original, store(path, quantized, metadata, config)) as plan:
         leftovers = [left for left in plan.leftovers if left.name == "a.weight" and left.side == "quantized"]
 
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
@@ -355,14 +355,14 @@ class TestRefused:
     def test_unsupported_layout_is_refused(self, tmp_path, quantized, says):
         if "FNUZ" in says and not NEW_LIBRARY:
             pytest.skip("this safetensors does not write F8_E4M3FNUZ")
-        reason = refused(tmp_path, quantized)
+        reason = read_refusal(tmp_path, quantized)
 
         assert says in reason
         assert reason.count("(") == reason.count(")")
 
     def test_header_for_packed_codes_is_refused(self, tmp_path):
         tensors = {"a.weight": int8_codes(4, 40), "a.weight_scale": ONE}
-        reason = refused(tmp_path, tensors, header({"a": {"format": "svdquant_w4a4"}}))
+        reason = read_refusal(tmp_path, tensors, header({"a": {"format": "svdquant_w4a4"}}))
 
         assert "header declares svdquant_w4a4, but the codes are I8" in reason
 
@@ -370,7 +370,7 @@ class TestRefused:
         config = {"quantization_config": {"quant_method": "fp8", "weight_scale_semantics": "inverse"}}
         original = store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(4, 40)})
         quantized = store(tmp_path / "quantized", {"a.weight": CODES, "a.weight_scale": ONE}, config=config)
-        with planned(original, quantized) as plan:
+        with open_pairing(original, quantized) as plan:
             pairs, reasons = plan.pairs, [left.reason for left in plan.leftovers if left.name == "a.weight"]
 
         assert pairs == []
@@ -378,14 +378,14 @@ class TestRefused:
 
     def test_missing_scale_mentioned_in_config_json_is_refused(self, tmp_path):
         config = {"quantization_config": {"quant_method": "fp8"}}
-        reason = refused(tmp_path, {"a.weight": CODES}, config=config)
+        reason = read_refusal(tmp_path, {"a.weight": CODES}, config=config)
 
         assert "its scale is missing: config.json declares quant_method fp8" in reason
 
     def test_ambiguous_expert_scale_is_refused(self, tmp_path):
         original = store(tmp_path / "original.safetensors", {"experts.up": torch.zeros(3, 40, 40)})
         quantized = {"experts.up": fp8_codes(3, 40, 40), "experts.up_scale": torch.ones(3, 40)}
-        with planned(original, store(tmp_path / "quantized.safetensors", quantized)) as plan:
+        with open_pairing(original, store(tmp_path / "quantized.safetensors", quantized)) as plan:
             reasons = {left.reason for left in plan.leftovers}
 
             assert plan.pairs == []
@@ -424,33 +424,33 @@ BLOCKS = [
 
 class TestBlocks:
     @pytest.mark.parametrize(("shape", "grid", "config", "group_size", "edges"), BLOCKS)
-    @pytest.mark.parametrize("kind", ["fp8", "int8"])
-    def test_block_edges_follow_labels_or_shapes(self, tmp_path, kind, shape, grid, config, group_size, edges):
-        codes = fp8_codes(*shape) if kind == "fp8" else int8_codes(*shape)
+    @pytest.mark.parametrize("dtype", ["fp8", "int8"])
+    def test_block_edges_follow_labels_or_shapes(self, tmp_path, dtype, shape, grid, config, group_size, edges):
+        codes = fp8_codes(*shape) if dtype == "fp8" else int8_codes(*shape)
         scale = 0.5 + torch.rand(grid, generator=torch.Generator().manual_seed(1))
         tensors = {"a.weight": codes, "a.weight_scale": scale}
         if group_size:
-            format = "float8_e4m3fn_blockwise" if kind == "fp8" else "int8_blockwise"
+            format = "float8_e4m3fn_blockwise" if dtype == "fp8" else "int8_blockwise"
             tensors["a.comfy_quant"] = label(format=format, group_size=group_size)
         config_json = {"quantization_config": {"weight_block_size": config}} if config else None
         path = tmp_path / ("quantized" if config_json else "quantized.safetensors")
         repeated = scale.numpy().repeat(edges[0], 0).repeat(edges[1], 1)[: shape[0], : shape[1]]
         plain = codes.float().numpy() * repeated
-        with planned(
+        with open_pairing(
             store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(shape)}),
             store(path, tensors, config=config_json),
         ) as plan:
             weight = plan.pairs[0].quantized
-            actual = dequantized(weight)
+            actual = read_whole(weight)
 
-        assert (f"{kind}_block", edges) == (weight.format, weight.block_size)
+        assert (f"{dtype}_block", edges) == (weight.format, weight.block_size)
         assert same_bits(torch.from_numpy(plain), actual)
 
     def test_impossible_block_size_is_reported(self, tmp_path):
         original = store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(140, 136)})
         tensors = {"a.weight": fp8_codes(140, 136), "a.weight_scale": torch.ones(2, 2)}
         config = {"quantization_config": {"weight_block_size": [64, 64]}}
-        with planned(original, store(tmp_path / "quantized", tensors, config=config)) as plan:
+        with open_pairing(original, store(tmp_path / "quantized", tensors, config=config)) as plan:
             (doubt,) = plan.pairs[0].quantized.warnings
 
         assert "config.json declares blocks of 64 × 64, but the scale's shape implies 128 × 128, which is used" == doubt
@@ -461,24 +461,24 @@ class TestBlocks:
         groups = torch.nn.functional.pad(x, (0, 5 * edge - 70)).view(9, 5, edge)
         scale = groups.abs().amax(2) / 127
         codes = (groups / scale.unsqueeze(2)).round().to(torch.int8).view(9, -1)[:, :70].contiguous()
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
 
         assert [(1, edge)] == [layer.block_size for layer in report.layers]
         assert report.layers[0].snr_db > 35
 
     @pytest.mark.parametrize(
-        ("shape", "grid", "found"),
+        ("shape", "grid", "fitting"),
         [
             ((192, 192), (2, 2), ("128 × 128", "96 × 96")),
             ((96, 96), (2, 3), ("64 × 32", "48 × 32")),
             ((90, 36), (9, 3), ("10 × 16", "10 × 12")),
         ],
     )
-    def test_blocks_are_refused_where_two_edges_fit_as_well(self, tmp_path, shape, grid, found):
-        reason = refused(tmp_path, {"a.weight": fp8_codes(*shape), "a.weight_scale": torch.ones(grid)})
+    def test_blocks_are_refused_where_two_edges_fit_as_well(self, tmp_path, shape, grid, fitting):
+        reason = read_refusal(tmp_path, {"a.weight": fp8_codes(*shape), "a.weight_scale": torch.ones(grid)})
 
         assert "a.weight_scale" in reason
-        assert all(edges in reason for edges in found)
+        assert all(edges in reason for edges in fitting)
 
     def test_ambiguous_block_edges_follow_the_other_weights(self, tmp_path):
         shapes = {"a": (192, 192), "b": (300, 260), "c": (260, 128)}
@@ -486,7 +486,7 @@ class TestBlocks:
         original = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
         quantized = {f"{name}.weight": fp8_codes(*shape) for name, shape in shapes.items()}
         quantized |= {f"{name}.weight_scale": torch.ones(grid) for name, grid in grids.items()}
-        with planned(
+        with open_pairing(
             store(tmp_path / "original.safetensors", original),
             store(tmp_path / "quantized.safetensors", quantized),
         ) as plan:
@@ -498,12 +498,12 @@ class TestBlocks:
     @pytest.mark.parametrize("codes", [fp8_codes(40, 40), int8_codes(40, 40)], ids=["fp8", "int8"])
     def test_square_weight_with_a_scale_per_row_has_rows(self, tmp_path, codes, scale):
         scales = torch.arange(1.0, 41.0)
-        with planned(
+        with open_pairing(
             store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(40, 40)}),
             store(tmp_path / "quantized.safetensors", {"a.weight": codes, "a.weight_scale": scales.view(scale)}),
         ) as plan:
             weight = plan.pairs[0].quantized
-            actual = dequantized(weight)
+            actual = read_whole(weight)
 
         assert weight.format.endswith("_row")
         assert weight.block_size is None
@@ -513,7 +513,7 @@ class TestBlocks:
         scales = torch.arange(1.0, 25.0)
         codes = fp8_codes(24, 40)
         labels = label(format="float8_e4m3fn_blockwise", group_size=64)
-        with planned(
+        with open_pairing(
             store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(24, 40)}),
             store(
                 tmp_path / "quantized.safetensors",
@@ -521,7 +521,7 @@ class TestBlocks:
             ),
         ) as plan:
             weight = plan.pairs[0].quantized
-            actual = dequantized(weight)
+            actual = read_whole(weight)
 
         assert weight.format == "fp8_row"
         assert weight.comfy_format == "float8_e4m3fn_blockwise"
@@ -537,11 +537,11 @@ def test_experts_with_any_width_are_read_correctly_or_refused(tmp_path, cols, sc
     codes = fp8_codes(3, 5, cols)
     scales = torch.arange(1.0, 1.0 + np.prod(scale)).view(scale)
     tensors = {"experts.up": codes, "experts.up_scale": scales}
-    with planned(
+    with open_pairing(
         store(tmp_path / "original.safetensors", {"experts.up": torch.zeros(3, 5, cols)}),
         store(tmp_path / "quantized.safetensors", tensors),
     ) as plan:
-        read = [dequantized(pair.quantized).view(3, 5, cols) for pair in plan.pairs]
+        read = [read_whole(pair.quantized).view(3, 5, cols) for pair in plan.pairs]
         refused = {left.bucket for left in plan.leftovers}
 
     assert all(same_bits(codes.float() * scales.view(over), actual) for actual in read)
@@ -567,7 +567,7 @@ class TestContradictoryLabels:
         if where != "header":
             tensors["a.comfy_quant"] = label(format=format)
         metadata = header({"a": {"format": format}}) if where == "header" else None
-        report = compared(tmp_path, {"a.weight": codes.float() * ONE}, tensors, metadata)
+        report = compare(tmp_path, {"a.weight": codes.float() * ONE}, tensors, metadata)
         stored_type = "int8" if codes.dtype == torch.int8 else "float8"
         stored = {torch.int8: "I8", FP8: "F8_E4M3"}[codes.dtype]
         message = f"a.weight: {where} declares {format}, but the codes are {stored} [4, 40]: read as stored"
@@ -594,7 +594,7 @@ class TestContradictoryLabels:
     def test_label_for_another_granularity_is_reported(self, tmp_path, format, scale, says):
         codes = int8_codes(4, 64) if format.startswith("int8") else fp8_codes(4, 64)
         tensors = {"a.weight": codes, "a.weight_scale": torch.ones(scale), "a.comfy_quant": label(format=format)}
-        report = compared(tmp_path, {"a.weight": codes.float()}, tensors)
+        report = compare(tmp_path, {"a.weight": codes.float()}, tensors)
         doubts = doubts_of(report)
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
@@ -617,7 +617,7 @@ class TestContradictoryLabels:
     def test_contradictory_labels_are_reported(self, tmp_path, tensor, in_header, disagree):
         codes, usual = int8_codes(4, 256), {"format": "int8_tensorwise"}
         tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(**usual | tensor)}
-        report = compared(tmp_path, {"a.weight": codes.float()}, tensors, header({"a": usual | in_header}))
+        report = compare(tmp_path, {"a.weight": codes.float()}, tensors, header({"a": usual | in_header}))
         messages = [f.message for f in report.findings if "labels disagree" in f.message]
 
         assert disagree == bool(messages)
@@ -626,7 +626,7 @@ class TestContradictoryLabels:
     @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
     def test_label_for_a_known_but_unsupported_layout_is_refused(self, tmp_path, dtype):
         tensors = {"a.weight": torch.zeros(4, 20, dtype=dtype), "a.weight_scale": ONE}
-        reason = refused(tmp_path, tensors | {"a.comfy_quant": label(format="int8_block32")}, shape=(4, 40))
+        reason = read_refusal(tmp_path, tensors | {"a.comfy_quant": label(format="int8_block32")}, shape=(4, 40))
 
         assert "comfy_quant tensor declares int8_block32: an unsupported layout; " in reason
         assert "quantize again as int8_blockwise" in reason
@@ -655,7 +655,7 @@ class TestContradictoryLabels:
         config = {"quantization_config": {"quant_method": "sdnq", "weights_dtype": "int4"} | settings}
         stored = {"a.weight": torch.zeros(80, dtype=torch.uint8), "a.scale": torch.ones(4, 1)}
 
-        assert says in refused(tmp_path, stored | tensors, config=config, shape=(4, 40))
+        assert says in read_refusal(tmp_path, stored | tensors, config=config, shape=(4, 40))
 
 
 class TestAllZeroLayers:
@@ -667,7 +667,7 @@ class TestAllZeroLayers:
         original = {"a.weight": torch.zeros(41, 100)}
         tensors = {"a.weight": torch.zeros(41, 100, dtype=torch.int8), "a.weight_scale": torch.ones(scale)}
         tensors["a.comfy_quant"] = label(format="int8_tensorwise", **fields)
-        report = compared(tmp_path, original, tensors)
+        report = compare(tmp_path, original, tensors)
         doubts = [message for message in doubts_of(report) if "fits no known layout: read as zeros" in message]
 
         assert [layer.layer_name for layer in report.lossless] == ["a.weight"]
@@ -678,7 +678,7 @@ class TestAllZeroLayers:
     def test_misfitting_scale_is_refused_where_a_code_is_not_zero(self, tmp_path, place):
         codes = torch.zeros(1025, 1025, dtype=torch.int8)
         codes.view(-1)[place] = 1
-        reason = refused(tmp_path, {"a.weight": codes, "a.weight_scale": torch.ones(0, 1)})
+        reason = read_refusal(tmp_path, {"a.weight": codes, "a.weight_scale": torch.ones(0, 1)})
 
         assert "scale a.weight_scale (F32 [0, 1]) fits no known layout for a weight of shape [1025, 1025]" in reason
 
@@ -699,8 +699,8 @@ def test_codes_and_scales_may_lie_at_odd_offsets(tmp_path):
     quantized = tmp_path / "quantized.safetensors"
     quantized.write_bytes(struct.pack("<Q", len(packed)) + packed + data)
     tensors = {"a.weight": torch.zeros(5, 7), "odd": torch.zeros(3, dtype=torch.uint8)}
-    with planned(store(tmp_path / "original.safetensors", tensors), quantized) as plan:
-        values = {pair.name: dequantized(pair.quantized, 3) for pair in plan.pairs}
+    with open_pairing(store(tmp_path / "original.safetensors", tensors), quantized) as plan:
+        values = {pair.name: read_whole(pair.quantized, 3) for pair in plan.pairs}
 
     assert same_bits(codes.float() * scale[:, None], values["a.weight"])
 
@@ -717,7 +717,7 @@ def test_workspace_serves_weights_with_different_sizes_and_formats(tmp_path):
         }
     original = {name: torch.zeros(tensors[name].shape) for name in plain}
     workspace = Workspace()
-    with planned(
+    with open_pairing(
         store(tmp_path / "original.safetensors", original), store(tmp_path / "quantized.safetensors", tensors)
     ) as plan:
         for _ in range(2):
@@ -743,12 +743,12 @@ def test_label_may_name_the_other_fp8_type(tmp_path, dtype):
     """ComfyUI declares every layer of an old scaled_fp8 file float8_e4m3fn, even where e5m2 is stored."""
     codes = fp8_codes(4, 40, dtype=dtype)
     tensors = {"a.weight": codes, "a.weight_scale": ONE, "a.comfy_quant": label(format="float8_e4m3fn")}
-    with planned(
+    with open_pairing(
         store(tmp_path / "original.safetensors", {"a.weight": torch.zeros(4, 40)}),
         store(tmp_path / "quantized.safetensors", tensors),
     ) as plan:
         weight = plan.pairs[0].quantized
-        actual = dequantized(weight)
+        actual = read_whole(weight)
 
     assert same_bits(codes.float() * ONE, actual)
     assert (dtype == torch.float8_e5m2) == ("but the codes are F8_E5M2 [4, 40]" in " ".join(weight.warnings))
@@ -758,7 +758,7 @@ def test_label_may_name_the_other_fp8_type(tmp_path, dtype):
 def test_label_on_plain_numbers_is_reported(tmp_path, fields):
     """The label means codes, but the tensor holds numbers: a runtime that obeys the label reads something else."""
     x = numbers(4, 32)
-    report = compared(tmp_path, {"a.weight": x}, {"a.weight": x, "a.comfy_quant": label(**fields)})
+    report = compare(tmp_path, {"a.weight": x}, {"a.weight": x, "a.comfy_quant": label(**fields)})
     messages = [f.message for f in report.findings if f.severity == "warning" and "stored as BF16" in f.message]
 
     assert [layer.layer_name for layer in report.lossless] == ["a.weight"]

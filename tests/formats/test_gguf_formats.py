@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_stored import I32, Stored, array, gguf, write_gguf
-from support.making import dequantized, planned, same_bits
+from support.making import open_pairing, read_whole, same_bits
 from support.stored import write
 
 import quanterr
@@ -96,10 +96,10 @@ def test_weight_stored_in_another_shape_is_compared_in_its_own(tmp_path):
     quantized = write_gguf(tmp_path / "y.gguf", [Stored("conv.weight", "Q8_0", (18, 32), codes)], [shape])
     original = write(tmp_path / "x.safetensors", {"model.diffusion_model.conv.weight": x})
 
-    with planned(original, quantized) as plan:
+    with open_pairing(original, quantized) as plan:
         weight = plan.pairs[0].quantized
         assert (16, 4, 3, 3) == weight.shape
-        assert same_bits(values.view(16, 36), dequantized(weight, 7 * 36))
+        assert same_bits(values.view(16, 36), read_whole(weight, 7 * 36))
     assert (16, 4, 3, 3) == quanterr.compare(original, quantized, device="cpu").layers[0].tensor_shape
 
 
@@ -119,7 +119,7 @@ def test_numbers_without_blocks_are_compared_directly(tmp_path, bits):
 def reasons(folder, *tensors, shape=(2, 64)):
     """Return why the weight ``a.weight`` is not read."""
     original = write(folder / "x.safetensors", {"a.weight": weights(*shape)})
-    with planned(original, write_gguf(folder / "y.gguf", tensors)) as plan:
+    with open_pairing(original, write_gguf(folder / "y.gguf", tensors)) as plan:
         assert [] == plan.pairs
         assert {Bucket.ERROR} == {left.bucket for left in plan.leftovers if left.name == "a.weight"}
         return next(left.reason for left in plan.leftovers if left.name == "a.weight")
@@ -158,9 +158,9 @@ def test_nvfp4_scale_may_have_the_name_from_other_converters(tmp_path):
     for name in ("a.scale", "a.weight.scale"):
         tensors = Stored("a.weight", "NVFP4", (2, 64), blocks), Stored(name, "F32", (1,), struct.pack("<f", 0.3))
         path = write_gguf(tmp_path / f"{name}.gguf", tensors)
-        with planned(write(tmp_path / "x.safetensors", {"a.weight": weights(2, 64)}), path) as plan:
+        with open_pairing(write(tmp_path / "x.safetensors", {"a.weight": weights(2, 64)}), path) as plan:
             values[name] = plan.pairs[0].quantized
-            values[name, "values"] = dequantized(values[name])
+            values[name, "values"] = read_whole(values[name])
 
     assert same_bits(values["a.scale", "values"], values["a.weight.scale", "values"])
     assert [(), 1] == [values["a.scale"].warnings, len(values["a.weight.scale"].warnings)]
@@ -212,8 +212,8 @@ def test_single_element_in_a_block_is_in_its_place(tmp_path):
     expected = torch.zeros(1, 32)
     expected[0, 3], expected[0, 20] = 2.0, -6.0
 
-    with planned(write(tmp_path / "x.safetensors", {"a": expected}), path) as plan:
-        assert torch.equal(expected, dequantized(plan.pairs[0].quantized))
+    with open_pairing(write(tmp_path / "x.safetensors", {"a": expected}), path) as plan:
+        assert torch.equal(expected, read_whole(plan.pairs[0].quantized))
 
 
 # Values that are not finite

@@ -22,10 +22,10 @@ def quants():
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_grid_equals_the_gguf_package(quants, name):
-    kind = getattr(quants, name)
-    kind.init_grid()
+    quant_class = getattr(quants, name)
+    quant_class.init_grid()
 
-    assert np.array_equal(kind.grid[0, 0], gguf_iq.decode_grid(name, LEVELS[name]).numpy())
+    assert np.array_equal(quant_class.grid[0, 0], gguf_iq.decode_grid(name, LEVELS[name]).numpy())
 
 
 def test_seven_bit_signs_equal_the_gguf_package(quants):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support import packing
-from support.making import chunk_of, compared, dequantized, planned, same_bits, store
+from support.making import chunk_of, compare, open_pairing, read_whole, same_bits, store
 
 import quanterr
 from quanterr.errors import CheckpointError
@@ -40,7 +40,7 @@ def tensors_of(arrays):
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def shuffled(cols, size, seed=1):
+def shuffle_blocks(cols, size, seed=1):
     """Return the block of each column, in act-order."""
     return np.random.default_rng(seed).permutation(cols) // size
 
@@ -50,10 +50,10 @@ def read(folder, values, arrays, config=None, name="a.weight"):
     x = store(folder / "original.safetensors", {name: values})
     path = folder / ("quantized" if config is not None else "quantized.safetensors")
     y = store(path, tensors_of(arrays), config=config and {"quantization_config": config})
-    with planned(x, y) as plan:
+    with open_pairing(x, y) as plan:
         assert [pair.name for pair in plan.pairs] == [name], [left.reason for left in plan.leftovers]
         weight = plan.pairs[0].quantized
-        whole = dequantized(weight)
+        whole = read_whole(weight)
         check_cuts(weight, whole)
         return weight, whole
 
@@ -61,7 +61,7 @@ def read(folder, values, arrays, config=None, name="a.weight"):
 def check_cuts(weight, whole):
     """Check that any cut gives the same values: a few rows at a time, and pieces of a row that start anywhere."""
     rows, cols = weight.matrix
-    assert same_bits(whole, dequantized(weight, 3 * cols))
+    assert same_bits(whole, read_whole(weight, 3 * cols))
     workspace = Workspace(torch.device("cpu"))
     for row in {0, min(5, rows - 1), rows // 2, rows - 1}:
         for piece in [*reversed(Cut(1, cols, 37)), *Cut(1, cols, max(cols - 1, 1))]:
@@ -138,7 +138,7 @@ class TestGptq:
     @pytest.mark.parametrize("bits", [2, 3, 4, 8])
     @pytest.mark.parametrize("plain", [True, False])
     def test_gptq_reads_the_column_order(self, tmp_path, bits, plain):
-        made = Made(40, 96, 32, bits, None if plain else shuffled(96, 32))
+        made = Made(40, 96, 32, bits, None if plain else shuffle_blocks(96, 32))
         weight, actual = read(tmp_path, made.values, gptq(made, g_idx=True), GPTQ_V2)
 
         assert same_bits(made.values, actual)
@@ -167,8 +167,8 @@ class TestGptq:
         made.scale = scale.float().numpy()
         x = store(tmp_path / "x.safetensors", {"a.weight": made.values})
         arrays = tensors_of(gptq(made)) | {"a.scales": scale.T.contiguous()}
-        with planned(x, store(tmp_path / "y", arrays, config={"quantization_config": GPTQ_V2})) as plan:
-            actual = dequantized(plan.pairs[0].quantized)
+        with open_pairing(x, store(tmp_path / "y", arrays, config={"quantization_config": GPTQ_V2})) as plan:
+            actual = read_whole(plan.pairs[0].quantized)
 
         assert same_bits(made.values, actual)
 
@@ -211,11 +211,11 @@ class TestGptqZeroPoints:
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("stored_less_one", [True, False])
     def test_contradictory_zero_points_are_read_as_configured(self, tmp_path, bits, stored_less_one):
-        original, arrays = rounded(64, 256, 32, bits, stored_less_one)
+        original, arrays = round_to_gptq(64, 256, 32, bits, stored_less_one)
         config = AUTO_V2 if stored_less_one else AUTO_V1
         x = store(tmp_path / "x.safetensors", {"a.weight": original})
         y = store(tmp_path / "y", tensors_of(arrays), config={"quantization_config": config})
-        with planned(x, y) as plan:
+        with open_pairing(x, y) as plan:
             (pair,) = plan.pairs
 
         assert ("gptq_v2" if stored_less_one else "gptq") == pair.quantized.format
@@ -234,22 +234,22 @@ class TestGptqZeroPoints:
     @pytest.mark.parametrize("bits", BITS)
     @pytest.mark.parametrize("less_one", [True, False])
     def test_correctly_declared_zero_points_raise_no_doubt(self, tmp_path, bits, less_one):
-        original, arrays = rounded(64, 256, 32, bits, less_one)
+        original, arrays = round_to_gptq(64, 256, 32, bits, less_one)
         config = AUTO_V1 if less_one else AUTO_V2
-        report = compared(tmp_path, {"a.weight": original}, tensors_of(arrays), config={"quantization_config": config})
+        report = compare(tmp_path, {"a.weight": original}, tensors_of(arrays), config={"quantization_config": config})
 
         assert [("gptq" if less_one else "gptq_v2")] == [layer.format for layer in report.layers]
         assert [] == [finding for finding in report.findings if finding.code == "ambiguous_layout"]
 
     def test_zero_points_follow_the_configuration_for_another_original(self, tmp_path):
-        _, arrays = rounded(64, 256, 32, 8, less_one=False)
+        _, arrays = round_to_gptq(64, 256, 32, 8, less_one=False)
         other = 0.02 * torch.randn(64, 256, generator=torch.Generator().manual_seed(5))
         weight, _ = read(tmp_path, other, arrays, AUTO_V1)
 
         assert ("gptq", ()) == (weight.format, weight.warnings)
 
 
-def rounded(rows, cols, size, bits, less_one):
+def round_to_gptq(rows, cols, size, bits, less_one):
     """Return an original and the tensors of GPTQ that plain rounding makes of it."""
     original = 0.02 * np.random.default_rng(3).standard_normal((rows, cols), np.float32)
     blocks = original.reshape(rows, -1, size)
@@ -264,7 +264,7 @@ def rounded(rows, cols, size, bits, less_one):
 
 
 def awq_gemm(made, zeros=True):
-    pack = packing.interleaved if made.bits == 4 else lambda codes: packing.dense(codes, made.bits)
+    pack = packing.interleave if made.bits == 4 else lambda codes: packing.dense(codes, made.bits)
     arrays = {"a.qweight": pack(made.codes.T), "a.scales": made.scale.T}
     return arrays | ({"a.qzeros": pack(made.zeros.T)} if zeros else {})
 
@@ -272,7 +272,7 @@ def awq_gemm(made, zeros=True):
 AWQ = {"quant_method": "awq", "zero_point": True}
 
 
-def widened(of_block, size):
+def widen(of_block, size):
     """Return (rows, blocks) with zeros up to the number of blocks that gemv stores."""
     multiple = 8 * {32: 4, 64: 2}.get(size, 1)
     padded = np.zeros((len(of_block), -(-of_block.shape[1] // multiple) * multiple), of_block.dtype)
@@ -307,8 +307,8 @@ class TestAwq:
         made = Made(rows, cols, size, 4)
         arrays = {
             "a.qweight": packing.dense(made.codes, 4),
-            "a.qzeros": packing.dense(widened(made.zeros, size), 4),
-            "a.scales": widened(made.scale, size),
+            "a.qzeros": packing.dense(widen(made.zeros, size), 4),
+            "a.scales": widen(made.scale, size),
         }
         config = {"version": "gemv", "group_size": -1 if size == cols else size} if told else {}
         weight, actual = read(tmp_path, made.values, arrays, AWQ | config)
@@ -323,8 +323,8 @@ class TestAwq:
         offset = (-made.scale.astype(np.float32) * made.zeros).astype(np.float16)
         arrays = {
             "a.qweight": packing.gemv_fast(made.codes),
-            f"a.{name}": widened(offset, size).T,
-            "a.scales": widened(made.scale, size).T,
+            f"a.{name}": widen(offset, size).T,
+            "a.scales": widen(made.scale, size).T,
         }
         scale, offset = (packing.spread(x.astype(np.float32), made.order) for x in (made.scale, offset))
         values = torch.from_numpy(made.codes.astype(np.float32) * scale + offset)
@@ -339,7 +339,7 @@ class TestAwq:
     def test_awq_marlin_is_read(self, tmp_path, rows, cols, size, codes, scales):
         made = Made(rows, cols, size, 4, symmetric=True)
         order = packing.MARLIN_SCALES_SINGLE if size == cols else packing.MARLIN_SCALES
-        arrays = {f"a.{codes}": packing.marlin(made.codes), f"a.{scales}": packing.permuted(made.scale.T, order)}
+        arrays = {f"a.{codes}": packing.marlin(made.codes), f"a.{scales}": packing.permute(made.scale.T, order)}
         weight, actual = read(tmp_path, made.values, arrays, AWQ | {"zero_point": False, "version": "marlin"})
 
         assert {"B": "gptq_marlin", "qweight": "awq_marlin"}[codes] == weight.format
@@ -355,8 +355,8 @@ class TestQweightShapes:
         made = Made(n, n, size, 4)
         gemv = {
             "a.qweight": packing.dense(made.codes, 4),
-            "a.qzeros": packing.dense(widened(made.zeros, size), 4),
-            "a.scales": widened(made.scale, size),
+            "a.qzeros": packing.dense(widen(made.zeros, size), 4),
+            "a.scales": widen(made.scale, size),
         }
         for name, arrays in {"gptq_v2": gptq(made), "awq_gemm": awq_gemm(made), "awq_gemv": gemv}.items():
             folder = tmp_path / name
@@ -472,7 +472,7 @@ class TestCtPack:
 
     @pytest.mark.parametrize("zeros", [True, False])
     def test_ct_pack_reads_the_column_order(self, tmp_path, zeros):
-        made = Made(40, 96, 32, 4, shuffled(96, 32), symmetric=not zeros)
+        made = Made(40, 96, 32, 4, shuffle_blocks(96, 32), symmetric=not zeros)
         arrays = ct_pack(made, zeros=zeros) | {"a.weight_g_idx": made.order.astype(np.int32)}
         _, actual = read(tmp_path, made.values, arrays, ct_config(4, 32))
 
@@ -525,7 +525,7 @@ class TestCtInt:
 
     @pytest.mark.parametrize("zeros", [True, False])
     def test_ct_int_reads_the_column_order(self, tmp_path, zeros):
-        made = Made(40, 96, 32, 8, shuffled(96, 32), symmetric=not zeros)
+        made = Made(40, 96, 32, 8, shuffle_blocks(96, 32), symmetric=not zeros)
         arrays = {
             "a.weight": (made.codes - 128).astype(np.int8),
             "a.weight_scale": made.scale,
@@ -539,7 +539,7 @@ class TestCtInt:
         assert same_bits(made.values, actual)
 
 
-def kept_24(rows, cols, seed=2):
+def keep_24(rows, cols, seed=2):
     """Return a mask of two in each four columns."""
     ranks = np.random.default_rng(seed).random((rows, cols // 4, 4)).argsort(-1).argsort(-1)
     return (ranks < 2).reshape(rows, cols)
@@ -552,7 +552,7 @@ class TestSparse:
     def test_sparse_numbers_are_read(self, tmp_path, dtype, rows, cols, two_of_four):
         generator = torch.Generator().manual_seed(1)
         mask = torch.from_numpy(
-            kept_24(rows, cols) if two_of_four else np.random.default_rng(4).random((rows, cols)) > 0.7
+            keep_24(rows, cols) if two_of_four else np.random.default_rng(4).random((rows, cols)) > 0.7
         )
         values = torch.randn(rows, cols, generator=generator).to(dtype) * mask
         tensors = {
@@ -567,9 +567,9 @@ class TestSparse:
         x = store(tmp_path / "x.safetensors", {"a.weight": values})
         for path in ("a", "a.weight"):
             named = {name.replace("a.", f"{path}.", 1): tensor for name, tensor in tensors.items()}
-            with planned(x, store(tmp_path / f"{path}.safetensors", named)) as plan:
+            with open_pairing(x, store(tmp_path / f"{path}.safetensors", named)) as plan:
                 weight = plan.pairs[0].quantized
-                whole = dequantized(weight)
+                whole = read_whole(weight)
                 check_cuts(weight, whole)
 
             assert {True: "ct_sparse24_bitmask", False: "ct_sparse_bitmask"}[two_of_four] == weight.format
@@ -579,7 +579,7 @@ class TestSparse:
     @pytest.mark.parametrize("zeros", [True, False])
     def test_sparse_int8_codes_are_read(self, tmp_path, two_of_four, zeros):
         made = Made(20, 64, 32, 8, symmetric=not zeros)
-        mask = kept_24(20, 64) if two_of_four else np.random.default_rng(4).random((20, 64)) > 0.7
+        mask = keep_24(20, 64) if two_of_four else np.random.default_rng(4).random((20, 64)) > 0.7
         made.codes[~mask] = 128  # this one is zero
         codes = (made.codes - 128).astype(np.int8)[mask]
         arrays = {
@@ -603,13 +603,13 @@ class TestSparse:
     )
     def test_sparse_marlin_is_read(self, tmp_path, rows, cols, bits, blocks):
         made = Made(rows, cols, cols // blocks, bits, symmetric=True)
-        mask = kept_24(rows, cols)
+        mask = keep_24(rows, cols)
         made.codes[~mask] = 1 << bits - 1
-        scales = packing.permuted(made.scale.T, packing.MARLIN_24_SCALES) if blocks > 2 else made.scale.T
+        scales = packing.permute(made.scale.T, packing.MARLIN_24_SCALES) if blocks > 2 else made.scale.T
         arrays = {
             "a.weight_packed": packing.marlin(made.codes[mask].reshape(rows, -1), bits, sparse=True),
             "a.scale_packed": scales,
-            "a.meta": packing.marlin_meta(packing.kept_of(mask)),
+            "a.meta": packing.marlin_meta(packing.list_kept(mask)),
         }
         weight, actual = read(tmp_path, made.values, arrays, ct_config(bits, 128))
 
@@ -649,7 +649,7 @@ class TestQuark:
         if not zeros and dtype == "uint4":
             made.zeros[:] = 0
         flip = 8 if dtype == "int4" else 0
-        pack = packing.interleaved if method == "reorder" else lambda codes: packing.dense(codes, 4)
+        pack = packing.interleave if method == "reorder" else lambda codes: packing.dense(codes, 4)
         arrays = {"a.weight": pack(made.codes.T ^ flip), "a.weight_scale": made.scale.T}
         if zeros:
             arrays["a.weight_zero_point"] = pack(made.zeros.T ^ flip)
@@ -668,9 +668,9 @@ class TestQuark:
         columns = np.zeros((rows, -(-cols // 8) * 8), int)
         columns[:, :cols] = made.codes ^ flip
         arrays = {
-            "a.weight": packing.interleaved(columns),
+            "a.weight": packing.interleave(columns),
             "a.weight_scale": made.scale[:, 0],
-            "a.weight_zero_point": packing.interleaved(made.zeros[:, 0] ^ flip),
+            "a.weight_zero_point": packing.interleave(made.zeros[:, 0] ^ flip),
         }
         weight = {"dtype": dtype, "group_size": None, "qscheme": "per_channel"}
         config = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
@@ -683,7 +683,7 @@ class TestQuark:
     def test_original_decides_without_a_quark_configuration(self, tmp_path, signed, method):
         made = Made(64, 128, 32, 4)
         flip = 8 if signed else 0
-        pack = packing.interleaved if method == "reorder" else lambda codes: packing.dense(codes, 4)
+        pack = packing.interleave if method == "reorder" else lambda codes: packing.dense(codes, 4)
         arrays = {
             "a.weight": pack(made.codes.T ^ flip),
             "a.weight_scale": made.scale.T,
@@ -705,7 +705,7 @@ INT = {
     "a.weight_scale": MADE.scale,
     "a.weight_zero_point": MADE.zeros.astype(np.int8),
 }
-MASK = kept_24(40, 96)
+MASK = keep_24(40, 96)
 MASKED = {
     "a.compressed": np.ones((40, 48), np.float16),
     "a.bitmask": packing.bitmask(MASK),
@@ -721,7 +721,7 @@ FAST = {
     "a.qzeros": np.zeros((8, 40), np.float16),
     "a.scales": np.ones((8, 40), np.float16),
 }
-QUARK = {"a.weight": packing.interleaved(MADE.codes.T), "a.weight_scale": MADE.scale.T}
+QUARK = {"a.weight": packing.interleave(MADE.codes.T), "a.weight_scale": MADE.scale.T}
 
 REFUSED = {
     "missing zero points of GPTQ": (
@@ -850,7 +850,7 @@ class TestRefused:
     @pytest.mark.parametrize(("arrays", "says"), REFUSED.values(), ids=REFUSED)
     def test_unsupported_layout_is_refused(self, tmp_path, arrays, says):
         x = store(tmp_path / "x.safetensors", {"a.weight": MADE.values})
-        with planned(x, store(tmp_path / "y.safetensors", tensors_of(arrays))) as plan:
+        with open_pairing(x, store(tmp_path / "y.safetensors", tensors_of(arrays))) as plan:
             pairs, reasons = plan.pairs, {left.reason for left in plan.leftovers if left.name == "a.weight"}
 
         assert pairs == []
@@ -864,7 +864,7 @@ class TestRefused:
         if not two_of_four:
             arrays |= {"a.compressed": np.ones(40 * 48, np.float16), "a.row_offsets": np.arange(40) * 48}
         with pytest.raises(CheckpointError, match=r"marks 50 elements in row 7, .* holds 48: damaged"):
-            compared(tmp_path, {"a.weight": MADE.values}, tensors_of(arrays))
+            compare(tmp_path, {"a.weight": MADE.values}, tensors_of(arrays))
 
 
 class TestBias:
@@ -872,18 +872,18 @@ class TestBias:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
     def test_zero_bias_changes_nothing(self, tmp_path, dtype):
-        original, arrays = rounded(64, 256, 32, 4, less_one=True)
+        original, arrays = round_to_gptq(64, 256, 32, 4, less_one=True)
         tensors = tensors_of(arrays) | {"a.bias": torch.zeros(64, dtype=dtype)}
-        report = compared(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
+        report = compare(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
 
         assert ("pass", []) == (report.verdict, report.not_compared)
 
     def test_nonzero_bias_is_reported(self, tmp_path):
-        original, arrays = rounded(64, 256, 32, 4, less_one=True)
+        original, arrays = round_to_gptq(64, 256, 32, 4, less_one=True)
         bias = torch.zeros(64)
         bias[63] = 1e-30
         tensors = tensors_of(arrays) | {"a.bias": bias}
-        report = compared(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
+        report = compare(tmp_path, {"a.weight": original}, tensors, config={"quantization_config": GPTQ_V1})
 
         assert ("inconclusive", ["a.bias"]) == (report.verdict, [item.layer_name for item in report.not_compared])
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.making import chunk_of, compared, dequantized, fp8_codes, numbers, planned, same_bits, store
+from support.making import chunk_of, compare, fp8_codes, numbers, open_pairing, read_whole, same_bits, store
 
 import quanterr
 from quanterr.formats import bnb_4bit
@@ -35,7 +35,7 @@ def planned_with(folder, shape, quantized, metadata=None, config=None, name="a.w
     """Plan a comparison with an original that has one weight of that shape."""
     original = store(folder / "original.safetensors", {name: torch.zeros(shape)})
     path = folder / ("quantized" if config else "quantized.safetensors")
-    return planned(original, store(path, quantized, metadata, config))
+    return open_pairing(original, store(path, quantized, metadata, config))
 
 
 def weight_of(folder, shape, quantized, metadata=None, config=None):
@@ -44,7 +44,7 @@ def weight_of(folder, shape, quantized, metadata=None, config=None):
         return plan.pairs[0].quantized
 
 
-def refused(folder, shape, quantized, metadata=None, config=None):
+def read_refusal(folder, shape, quantized, metadata=None, config=None):
     """Return why ``a.weight`` is not read."""
     with planned_with(folder, shape, quantized, metadata, config) as plan:
         assert plan.pairs == []
@@ -123,12 +123,12 @@ class TestMLX:
     @pytest.mark.parametrize("shape", [(32, 1, 4), (32, 8, 3), (32, 16, 16)])
     def test_mlx_convolutions_have_their_inputs_last(self, tmp_path, shape):
         x = {"layers.0.mixer.conv1d.weight": torch.randn(shape, generator=torch.Generator().manual_seed(0))}
-        report = compared(tmp_path, x, {name: w.transpose(1, 2).contiguous() for name, w in x.items()})
+        report = compare(tmp_path, x, {name: w.transpose(1, 2).contiguous() for name, w in x.items()})
 
         assert ("pass", list(x)) == (report.verdict, [layer.layer_name for layer in report.lossless])
 
     @pytest.mark.parametrize(
-        ("declared", "found"),
+        ("declared", "expected"),
         [
             ({"bits": 4, "group_size": 64}, (4, 64)),
             ({"bits": 4, "group_size": 64, "a": {"bits": 8, "group_size": 32}}, (8, 32)),
@@ -137,10 +137,10 @@ class TestMLX:
             ({"bits": 8, "group_size": 64, "a": {"bits": None, "group_size": None, "mode": "affine"}}, (4, 64)),
         ],
     )
-    def test_mlx_config_json_decides_without_an_original(self, tmp_path, declared, found):
+    def test_mlx_config_json_decides_without_an_original(self, tmp_path, declared, expected):
         stored = inspect(store(tmp_path / "quantized", mlx(4, 64), config=mlx_config(**declared))).weights[0]
 
-        assert found == (stored.code_bits, stored.block_size[1])
+        assert expected == (stored.code_bits, stored.block_size[1])
 
     def test_jang_config_decides_where_config_json_does_not(self, tmp_path):
         path = store(tmp_path / "quantized", mlx(4, 64), config={})
@@ -175,7 +175,7 @@ class TestMLX:
         assert "could be 8 bits in groups of 32 or 4 bits in groups of 64 or 2 bits in groups of 128" in stored.reason
 
     def test_words_without_scales_are_not_codes(self, tmp_path):
-        assert "U32 in the quantized" in refused(tmp_path, (4, 256), {"a.weight": words(4, 32)})
+        assert "U32 in the quantized" in read_refusal(tmp_path, (4, 256), {"a.weight": words(4, 32)})
 
 
 class TestCompressedTensors:
@@ -192,7 +192,7 @@ class TestCompressedTensors:
         codes, scale = random_bytes(1, 8), torch.ones(1, 1).to(F8)
         parts = {"a.weight_packed": codes, "a.weight_scale": scale, "a.weight_global_scale": torch.tensor([4.0])}
         with planned_with(tmp_path, (1, 16), {**parts, "a.input_global_scale": torch.tensor([8.0])}) as plan:
-            actual = dequantized(plan.pairs[0].quantized)
+            actual = read_whole(plan.pairs[0].quantized)
         plain = [element_types.E2M1[code] / 4 for byte in codes[0].tolist() for code in (byte & 15, byte >> 4)]
 
         assert [plain] == actual.tolist()
@@ -206,8 +206,8 @@ class TestGptOss:
         name = "model.layers.0.mlp.experts.down_proj"
         path = store(tmp_path / "quantized.safetensors", {f"{name}_blocks": blocks, f"{name}_scales": scales})
         original = torch.zeros(shape)
-        with planned(store(tmp_path / "zeros.safetensors", {name: original}), path) as plan:
-            plain = dequantized(plan.pairs[0].quantized).view(shape)
+        with open_pairing(store(tmp_path / "zeros.safetensors", {name: original}), path) as plan:
+            plain = read_whole(plan.pairs[0].quantized).view(shape)
         turned = {name: plain.transpose(1, 2).contiguous()}
         report = quanterr.compare(store(tmp_path / "original.safetensors", turned), path, device="cpu")
 
@@ -226,9 +226,9 @@ def nf4(**changed):
     return parts
 
 
-@pytest.mark.parametrize(("kind", "doubted"), [("nf4", False), ("fp4", True)])
-def test_unknown_bitsandbytes_table_is_doubted(tmp_path, kind, doubted):
-    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[kind])}
+@pytest.mark.parametrize(("quant_type", "doubted"), [("nf4", False), ("fp4", True)])
+def test_unknown_bitsandbytes_table_is_doubted(tmp_path, quant_type, doubted):
+    parts = nf4() | {"a.weight.quant_map": torch.tensor(bnb_4bit.TABLES[quant_type])}
     weight = weight_of(tmp_path, (6, 40), parts)
 
     assert ["is not the nf4 table" in doubt for doubt in weight.warnings] == [True] * doubted
@@ -258,13 +258,13 @@ def test_bitsandbytes_codes_are_read_from_any_dtype(tmp_path, dtype):
         (tmp_path / str(n)).mkdir()
         with planned_with(tmp_path / str(n), (6, 40), parts | {"a.weight": codes}) as plan:
             assert ["bnb_nf4"] == [pair.quantized.format for pair in plan.pairs]
-            values.append(dequantized(plan.pairs[0].quantized))
+            values.append(read_whole(plan.pairs[0].quantized))
 
     assert torch.equal(*values)
 
 
-def torchao(kind, **data):
-    return {"a.weight": json.dumps({"_type": kind, "_data": data}), "tensor_names": '["a.weight"]'}
+def torchao(class_name, **data):
+    return {"a.weight": json.dumps({"_type": class_name, "_data": data}), "tensor_names": '["a.weight"]'}
 
 
 def int8(rows=4, cols=64):
@@ -568,7 +568,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("quantized", "metadata", "says"), REFUSED.values(), ids=REFUSED)
 def test_unsupported_tensors_are_refused(tmp_path, quantized, metadata, says):
-    reason = refused(tmp_path, (6, 40), quantized, metadata)
+    reason = read_refusal(tmp_path, (6, 40), quantized, metadata)
 
     assert says in reason
 
@@ -598,7 +598,7 @@ def test_workspace_serves_weights_held_and_read_in_turns(tmp_path):
         plain[f"{axis}.weight"] = (torch.cat([codes >> 4, codes & 15]).float() - 2**axis).view(4, 64) * 2**axis
     workspace = Workspace()
     original = store(tmp_path / "original.safetensors", {name: torch.zeros(4, 64) for name in plain})
-    with planned(original, store(tmp_path / "quantized.safetensors", stored)) as plan:
+    with open_pairing(original, store(tmp_path / "quantized.safetensors", stored)) as plan:
         for pair in [*plan.pairs, *plan.pairs]:
             actual = chunk_of(pair.quantized, Chunk(0, 4, 0, 64), workspace)
 
@@ -614,7 +614,7 @@ def test_ambiguous_quanto_width_follows_config_or_original(tmp_path, config):
         "a.weight._scale": scale,
         "a.weight._shift": shift,
     }
-    report = compared(tmp_path, {"a.weight": scale * codes - shift}, parts, config=config)
+    report = compare(tmp_path, {"a.weight": scale * codes - shift}, parts, config=config)
 
     assert ["quanto_int2"] == [layer.format for layer in report.lossless]
 
@@ -627,7 +627,7 @@ def test_torchao_parameters_may_have_any_name(tmp_path):
         "_data": {"block_size": [1, 1, 64]},
         "_tensor_data_names": ["qdata", "scale"],
     }
-    report = compared(tmp_path, {"experts.up_proj": stack}, parts, {"experts.up_proj": json.dumps(description)})
+    report = compare(tmp_path, {"experts.up_proj": stack}, parts, {"experts.up_proj": json.dumps(description)})
 
     assert [] == report.not_compared
     assert ["torchao_fp8"] == [layer.format for layer in report.layers]
@@ -668,27 +668,29 @@ W4AFP8 = {"quantization_config": {"quant_method": "w4afp8", "weight_block_size":
 
 
 class TestW4afp8:
-    def stored(self, **parts):
+    def store_tensors(self, **parts):
         codes = torch.full((4, 128), 0x21, dtype=torch.int8)
         return {"a.weight": codes, "a.weight_scale_inv": torch.ones(4, 2)} | parts
 
     def test_w4afp8_is_recognized_by_configuration_or_original(self, tmp_path):
-        assert weight_of(tmp_path, (4, 256), self.stored(), config={}).format == "w4afp8"
+        assert weight_of(tmp_path, (4, 256), self.store_tensors(), config={}).format == "w4afp8"
 
     def test_int8_blocks_are_the_default_without_original_and_configuration(self, tmp_path):
-        assert weight_of(tmp_path, (4, 128), self.stored(), config={}).format == "int8_block"
+        assert weight_of(tmp_path, (4, 128), self.store_tensors(), config={}).format == "int8_block"
 
     def test_w4afp8_scale_for_other_groups_is_refused(self, tmp_path):
-        stored = self.stored(**{"a.weight_scale_inv": torch.ones(4, 4)})
+        stored = self.store_tensors(**{"a.weight_scale_inv": torch.ones(4, 4)})
         path = store(tmp_path / "y", stored, config=W4AFP8)
-        with planned(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(4, 256)}), path) as plan:
+        with open_pairing(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(4, 256)}), path) as plan:
             reasons = {left.reason for left in plan.leftovers if left.side == "quantized"}
 
         assert any("a.weight_scale_inv (F32 [4, 4]) should be [4, 2]" in reason for reason in reasons)
 
     def test_w4afp8_other_layers_are_fp8(self, tmp_path):
         fp8 = {"b.weight": torch.ones(128, 128).to(torch.float8_e4m3fn), "b.weight_scale_inv": torch.ones(1, 1)}
-        inspection = quanterr.inspect(store(tmp_path / "y", self.stored() | fp8, config=W4AFP8 | {"model_type": "x"}))
+        inspection = quanterr.inspect(
+            store(tmp_path / "y", self.store_tensors() | fp8, config=W4AFP8 | {"model_type": "x"})
+        )
 
         assert ({"w4afp8", "fp8_tensor"}, []) == (set(inspection.formats), inspection.findings)
 
@@ -698,8 +700,8 @@ def test_sdnq_tables_are_recognized_by_their_shape(tmp_path):
     tensors = load_file(GOLDEN / "sdnq" / "codebooks" / "model.safetensors")
     values = load_file(GOLDEN / "sdnq" / "codebooks.expected.safetensors")
     path = store(tmp_path / "alone.safetensors", tensors)
-    with planned(store(tmp_path / "original.safetensors", values), path) as plan:
-        decoded = {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
+    with open_pairing(store(tmp_path / "original.safetensors", values), path) as plan:
+        decoded = {pair.name: read_whole(pair.quantized) for pair in plan.pairs}
 
     assert [] == [
         name for name, value in values.items() if name != "svd.weight" and not same_bits(value, decoded[name])

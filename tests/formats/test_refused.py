@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import planned, store
+from support.making import open_pairing, store
 
 import quanterr
 from quanterr.formats.shared.unsupported import REFUSALS, SETTINGS
@@ -20,12 +20,12 @@ def files(folder, stored, config=None):
 
 def reason(folder, stored, config=None):
     """Return why the original's weight is not compared."""
-    with planned(*files(folder, stored, config)) as plan:
+    with open_pairing(*files(folder, stored, config)) as plan:
         assert [pair.name for pair in plan.pairs] == ["b.weight"]
         return next(left.reason for left in plan.leftovers if left.side == "original")
 
 
-def stored_as(row, nonzero=1):
+def store_as(row, nonzero=1):
     """Return tensors with the names of an unsupported layout."""
     stored = {}
     for name in row.stored:
@@ -43,7 +43,7 @@ def stored_as(row, nonzero=1):
 class TestUnsupportedLayouts:
     @pytest.mark.parametrize("row", [row for row in REFUSALS if row.stored], ids=lambda row: row.name)
     def test_known_but_unread_layouts_are_named_by_their_tensors(self, tmp_path, row):
-        report = quanterr.compare(*files(tmp_path, stored_as(row)), device="cpu")
+        report = quanterr.compare(*files(tmp_path, store_as(row)), device="cpu")
         reasons = {item.layer_name: item.reason for item in report.not_compared}
 
         assert reasons["a.weight"].startswith(f"stored as {row.name}, which is not supported: ")
@@ -64,11 +64,11 @@ class TestUnsupportedLayouts:
     def test_tensor_names_take_precedence_over_config_json(self, tmp_path):
         row = next(row for row in REFUSALS if row.name == "QTIP")
 
-        assert reason(tmp_path, stored_as(row), {"quant_method": "higgs"}).startswith("stored as QTIP")
+        assert reason(tmp_path, store_as(row), {"quant_method": "higgs"}).startswith("stored as QTIP")
 
     def test_readable_layout_is_not_called_unread(self, tmp_path):
         stored = {"a.weight": torch.ones(4, 32, dtype=torch.int8), "a.weight_scale": torch.tensor(1.0)}
-        with planned(*files(tmp_path, stored, {"quant_method": "higgs"})) as plan:
+        with open_pairing(*files(tmp_path, stored, {"quant_method": "higgs"})) as plan:
             assert {"a.weight": "int8_tensor", "b.weight": "dense"} == {p.name: p.quantized.format for p in plan.pairs}
 
     def test_missing_weight_is_not_called_unread(self, tmp_path):
@@ -80,7 +80,7 @@ class TestUnsupportedLayouts:
 
     def test_plain_bitsandbytes_rows_are_not_called_unread(self, tmp_path):
         row = next(row for row in REFUSALS if row.nonzero)
-        with planned(*files(tmp_path, stored_as(row, 0))) as plan:
+        with open_pairing(*files(tmp_path, store_as(row, 0))) as plan:
             reasons = [left.reason for left in plan.leftovers]
 
         assert not any("in tiles" in reason for reason in reasons)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_models import auto_of, ids, saved, stored
+from support.small_models import auto_of, ids, load_tensors, save_model
 from support.tolerances import FLOAT64
 
 import quanterr
@@ -27,9 +27,9 @@ def by_rows(x):
     return (x / scale).round().clamp(-127, 127) * scale
 
 
-def produced(original, folder):
+def quantize_stacks(original, folder):
     """Write the original with its stacks as int8_row stores them, computed plainly."""
-    tensors = stored(original)
+    tensors = load_tensors(original)
     save_file({k: by_rows(v) if v.dim() == 3 else v for k, v in tensors.items()}, folder / "produced.safetensors")
     return folder / "produced.safetensors"
 
@@ -37,9 +37,9 @@ def produced(original, folder):
 @pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
 class TestTransposedStacks:
     def test_recipe_is_applied_to_each_expert_along_its_inputs(self, name, tmp_path):
-        original = saved(name, tmp_path / "original")
+        original = save_model(name, tmp_path / "original")
         layers = {layer.layer_name: layer.choices[0] for layer in quanterr.sweep(original, ["int8_row"]).layers}
-        stacks = {key: tensor for key, tensor in stored(original).items() if tensor.dim() == 3}
+        stacks = {key: tensor for key, tensor in load_tensors(original).items() if tensor.dim() == 3}
 
         assert len(stacks) == 4
         for key, x in stacks.items():
@@ -49,10 +49,10 @@ class TestTransposedStacks:
             assert layers[key].bytes == experts * (rows * cols + 4 * cols)
 
     def test_recipe_on_stacks_ranks_as_its_file(self, name, tmp_path):
-        original = saved(name, tmp_path / "original")
-        file = produced(original, tmp_path)
+        original = save_model(name, tmp_path / "original")
+        file = quantize_stacks(original, tmp_path)
         ranking = quanterr.rank(original, [file], against=["int8_row"], layers=["experts"])
-        stacks = [key for key, tensor in stored(original).items() if tensor.dim() == 3]
+        stacks = [key for key, tensor in load_tensors(original).items() if tensor.dim() == 3]
         errors = {layer.layer_name: [choice.squared_error for choice in layer.choices] for layer in ranking.layers}
 
         assert set(stacks) <= set(errors)
@@ -61,12 +61,12 @@ class TestTransposedStacks:
             assert 0 < ranked == pytest.approx(recipe, rel=1e-3)  # a few codes at ties
 
     def test_recipe_on_stacks_evaluates_as_its_file(self, name, tmp_path):
-        original = saved(name, tmp_path / "original")
+        original = save_model(name, tmp_path / "original")
         options = {"tokens": ids(tmp_path), "context": CONTEXT, "dtype": "float64"}
         plan = quanterr.plan(original, bits=9.5, to=["int8_row"], layers=["re:experts\\.(gate_up|down)_proj$"])
         plan.save(tmp_path / "plan.json")
         candidates = quanterr.evaluate(
-            original, [produced(original, tmp_path)], against=[str(tmp_path / "plan.json")], **options
+            original, [quantize_stacks(original, tmp_path)], against=[str(tmp_path / "plan.json")], **options
         ).candidates
         file, planned = (candidate.scores.kld_mean for candidate in candidates)
 
@@ -75,13 +75,13 @@ class TestTransposedStacks:
 
     @pytest.mark.session
     def test_every_stack_has_a_sensitivity_and_is_planned_by_it(self, name, tmp_path):
-        original = saved(name, tmp_path / "original")
+        original = save_model(name, tmp_path / "original")
         made = quanterr.evaluate(
             original, against=["int4_g16"], tokens=ids(tmp_path, 640), context=CONTEXT,
             sensitivity=tmp_path / "s.json", sensitivity_chunks=40,
         ).candidates[0]  # fmt: skip
         rows = {row["layer_name"]: row for row in json.loads((tmp_path / "s.json").read_text())["weights"]}
-        stacks = {key for key, tensor in stored(original).items() if tensor.dim() == 3}
+        stacks = {key for key, tensor in load_tensors(original).items() if tensor.dim() == 3}
         plan = quanterr.plan(original, bits=7, to=["int4_g16", "int8_g16"], sensitivity=tmp_path / "s.json")
 
         assert stacks <= rows.keys()
@@ -93,7 +93,7 @@ class TestTransposedStacks:
 
 
 def test_gate_and_up_are_two_tensors_for_llama_quantize(tmp_path):
-    original = saved("gpt_oss", tmp_path / "original")
+    original = save_model("gpt_oss", tmp_path / "original")
     command = export_plan(quanterr.plan(original, bits=9, to=["gguf_q8_0"], layers=["experts"]), "llama-quantize")
 
     assert "'^blk\\.(0|1)\\.(ffn_gate_exps|ffn_up_exps)\\.weight$=q8_0'" in command
@@ -120,7 +120,7 @@ def test_other_stack_decides_where_shapes_are_square(tmp_path):
 
 def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path):
     """Qwen3-MoE stores gate and up of each expert separately; its model has one stack of both."""
-    original, tokens = saved("qwen3_moe", tmp_path / "original"), ids(tmp_path)
+    original, tokens = save_model("qwen3_moe", tmp_path / "original"), ids(tmp_path)
     chunks = load_file(tokens)["ids"].view(-1, CONTEXT)
     quanterr.evaluation.run.study(
         original, tokens=tokens, context=CONTEXT, dtype="float64", sensitivity=tmp_path / "s.json", sensitivity_chunks=9
@@ -137,7 +137,7 @@ def test_joined_experts_have_the_sensitivity_from_a_plain_backward_pass(tmp_path
         (0.5**0.5 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum")).backward()
         squares = {stack: square + stack.grad.square() for stack, square in squares.items()}
         scored += len(labels)
-    tensors, wide = stored(original), 24
+    tensors, wide = load_tensors(original), 24
     for n in range(4):
         for name, stack, outputs in (
             ("gate_proj", experts.gate_up_proj, slice(0, wide)),

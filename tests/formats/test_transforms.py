@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_models import ids, saved, stored
+from support.small_models import ids, load_tensors, save_model
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -104,7 +104,7 @@ def kld(base, other):
     return float((base.exp() * (base - other)).sum(-1).mean())
 
 
-def evaluated(path, **more):
+def evaluate(path, **more):
     return quanterr.evaluate(ORIGINAL, [path], tokens=IDS, context=CONTEXT, dtype="float64", **more)
 
 
@@ -113,7 +113,7 @@ def test_divergences_equal_the_model_run_by_compressed_tensors(case):
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     expected, base = expected_of(case), logits({})
     golden = expected.pop("logits")
-    declared, alone = (evaluated(FOLDER / case, **how) for how in ({}, {"activations": "none"}))
+    declared, alone = (evaluate(FOLDER / case, **how) for how in ({}, {"activations": "none"}))
     # A change of all logits by d changes a divergence by at most d · Σ|p - q|, and that is at most sqrt(2 · KLD).
     # The float32 sums of two blocks with seven products each leave d open.
     change = 14 * WIDEST * ULP * float(golden.abs().max()) * condition(case)
@@ -130,12 +130,12 @@ def test_divergences_equal_the_model_run_by_compressed_tensors(case):
 
 def test_named_scheme_rounds_the_rotated_inputs():
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
-    declared, named = (evaluated(FOLDER / "random_hadamard", **how) for how in ({}, {"activations": "fp8_token"}))
+    declared, named = (evaluate(FOLDER / "random_hadamard", **how) for how in ({}, {"activations": "fp8_token"}))
 
     assert declared.candidates[0].scores.kld_mean == named.candidates[0].scores.kld_mean
 
 
-def changed(folder, case, tensors=None, transforms=None):
+def copy_changed(folder, case, tensors=None, transforms=None):
     """Copy a case; ``tensors`` and ``transforms`` change its tensors and the groups of its config in place."""
     shutil.copytree(FOLDER / case, folder)
     if tensors:
@@ -185,7 +185,7 @@ def of_r4(**fields):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unsupported_transform_is_not_compared(case, tensors, transforms, words, tmp_path):
-    path = changed(tmp_path / "quantized", case, tensors, transforms)
+    path = copy_changed(tmp_path / "quantized", case, tensors, transforms)
     report = quanterr.compare(ORIGINAL, path)
     reasons = {item.layer_name: item.reason for item in report.not_compared}
 
@@ -198,7 +198,7 @@ def test_unsupported_transform_is_not_compared(case, tensors, transforms, words,
 
 
 def test_known_matrix_need_not_be_stored(tmp_path):
-    path = changed(tmp_path / "quantized", "hadamard", lambda stored: stored.pop(f"{QUERY}.R1_input.weight"))
+    path = copy_changed(tmp_path / "quantized", "hadamard", lambda stored: stored.pop(f"{QUERY}.R1_input.weight"))
     stored, known = (quanterr.compare(ORIGINAL, path) for path in (FOLDER / "hadamard", path))
 
     assert [layer.snr_db for layer in stored.layers] == [layer.snr_db for layer in known.layers]
@@ -216,14 +216,14 @@ def test_known_matrix_need_not_be_stored(tmp_path):
     ids=["no rotation", "scaled", "nan", "singular"],
 )
 def test_damaged_matrix_is_refused_by_name(case, tensors, words, tmp_path):
-    path = changed(tmp_path / "quantized", case, tensors)
+    path = copy_changed(tmp_path / "quantized", case, tensors)
     with pytest.raises(CheckpointError, match=words) as caught:
         quanterr.compare(ORIGINAL, path)
     assert str(path / "model.safetensors") in str(caught.value)
     assert MATRIX in str(caught.value)
 
 
-def unrotated(stored):
+def unrotate(stored):
     """Put the codes of the weights that were never rotated into a file of FP8 rows."""
     for name, weight in load_file(ORIGINAL / "model.safetensors").items():
         if f"{name}_scale" in stored:
@@ -231,20 +231,20 @@ def unrotated(stored):
             stored[name], stored[f"{name}_scale"] = (weight / scale).to(torch.float8_e4m3fn), scale
 
 
-def flipped(stored):
+def flip(stored):
     stored[MATRIX] = -stored[MATRIX].flip(1)  # the declared rotation is not the one that the weights have
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "permuted" not in case and "inverse" not in case])
 def test_unrotated_weights_are_errors(case, tmp_path):
-    report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", case, unrotated))
+    report = quanterr.compare(ORIGINAL, copy_changed(tmp_path / "quantized", case, unrotate))
 
     assert Status.INCONCLUSIVE == exit_status(report)
     assert "implausible_error" in {finding.code for finding in report.findings}
 
 
 def test_rotation_that_differs_from_the_weights_is_an_error(tmp_path):
-    report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", "random_hadamard", flipped))
+    report = quanterr.compare(ORIGINAL, copy_changed(tmp_path / "quantized", "random_hadamard", flip))
 
     assert {f"model.layers.{n}.mlp.down_proj.weight" for n in (0, 1)} == {
         finding.layer for finding in report.findings if finding.code == "implausible_error"
@@ -258,7 +258,7 @@ def test_equal_bytes_with_transformed_inputs_are_not_an_equal_weight(tmp_path):
         del stored[MATRIX], stored[f"{DOWN}.weight_scale"]
         stored[f"{DOWN}.weight"] = load_file(ORIGINAL / "model.safetensors")[f"{DOWN}.weight"]
 
-    report = quanterr.compare(ORIGINAL, changed(tmp_path / "quantized", "random_hadamard", change))
+    report = quanterr.compare(ORIGINAL, copy_changed(tmp_path / "quantized", "random_hadamard", change))
 
     assert f"{DOWN}.weight" in {item.layer_name for item in report.not_compared}
     assert Status.INCONCLUSIVE == exit_status(report)
@@ -273,7 +273,7 @@ def test_transform_is_also_undone_for_an_unquantized_weight(tmp_path):
         stored[f"{DOWN}.weight"] = (x.double() @ rotation).float()
         del stored[f"{DOWN}.weight_scale"]
 
-    path = changed(tmp_path / "quantized", "random_hadamard", change)
+    path = copy_changed(tmp_path / "quantized", "random_hadamard", change)
     with open_checkpoint(ORIGINAL) as original, open_checkpoint(path) as quantized:
         y = Candidate(OriginalWeights(original), quantized).get(f"{DOWN}.weight")
 
@@ -290,13 +290,13 @@ def test_other_runtime_transforms_are_refused_by_name(location, tmp_path):
     def declare(groups):
         groups["R3"] = groups["R4"] | {"apply": [{"targets": ["re:.*self_attn$"], "location": location}]}
 
-    path = changed(tmp_path / "quantized", "hadamard_blocks", store, declare)
+    path = copy_changed(tmp_path / "quantized", "hadamard_blocks", store, declare)
     report = quanterr.compare(ORIGINAL, path)
     (left,) = report.not_compared
 
     assert f"a runtime applies at {location}" in left.reason
     assert Status.INCONCLUSIVE == exit_status(report)
-    candidate = evaluated(path).candidates[0]
+    candidate = evaluate(path).candidates[0]
     assert "inconclusive" == candidate.verdict
     assert any(f"R3 ({location})" in reason for reason in candidate.reasons)
 
@@ -340,17 +340,17 @@ def experts(tmp_path_factory):
     """A mixture of experts; in transformers 5 its routers and experts are not instances of Linear."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
     folder = tmp_path_factory.mktemp("experts")
-    path = saved("qwen3_moe", folder / "original", num_hidden_layers=1)
+    path = save_model("qwen3_moe", folder / "original", num_hidden_layers=1)
     ids(folder)
     return path
 
 
-def rotated(folder, original, *endings):
+def rotate(folder, original, *endings):
     """Store all weights with these endings rotated in blocks of four columns, as compressed-tensors does."""
     matrix = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]])[[0, 2, 1, 3]].double()
     tensors = {
         name: (x.double().view(len(x), -1, 4) @ matrix / 2).view(x.shape).float() if name.endswith(endings) else x
-        for name, x in stored(original).items()
+        for name, x in load_tensors(original).items()
     }
     tensors["model.layers.0.self_attn.q_proj.v_input.weight"] = matrix.float()
     apply = [
@@ -369,7 +369,7 @@ def rotated(folder, original, *endings):
 
 
 def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path):
-    path = rotated(tmp_path / "quantized", experts, *(f"{letter}_proj.weight" for letter in "qkvo"))
+    path = rotate(tmp_path / "quantized", experts, *(f"{letter}_proj.weight" for letter in "qkvo"))
     report = quanterr.compare(experts, path)
     doubts = [finding for finding in report.findings if finding.code == "ambiguous_layout"]
     doubted = {name for finding in doubts for name in finding.evidence["tensors"]}
@@ -384,14 +384,14 @@ def test_values_decide_whether_routers_and_experts_are_linear(experts, tmp_path)
 
 
 def test_quantized_or_rotated_router_is_linear(experts, tmp_path):
-    mixed = rotated(tmp_path / "quantized", experts, "_proj.weight", "gate.weight")
+    mixed = rotate(tmp_path / "quantized", experts, "_proj.weight", "gate.weight")
     report = quanterr.compare(experts, mixed)
 
     assert not {"ambiguous_layout", "implausible_error"} & {finding.code for finding in report.findings}
 
 
 def test_unrotated_attention_is_an_error(experts, tmp_path):
-    report = quanterr.compare(experts, rotated(tmp_path / "quantized", experts, "k_proj.weight"))
+    report = quanterr.compare(experts, rotate(tmp_path / "quantized", experts, "k_proj.weight"))
     wrong = {finding.layer for finding in report.findings if finding.code == "implausible_error"}
 
     assert {f"model.layers.0.self_attn.{letter}_proj.weight" for letter in "qvo"} == wrong

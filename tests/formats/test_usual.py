@@ -11,7 +11,7 @@ from quanterr.formats.usual import estimate_usual_snr
 ROWS = {row.name: row for row in FORMATS}
 
 
-def stored(bits, columns):
+def store(bits, columns):
     return replace(in_memory(torch.zeros(4, 4096)), uniform_bits=bits, block_size=(1, columns) if columns else None)
 
 
@@ -25,28 +25,28 @@ def rounded_db(bits, columns):
 
 @pytest.mark.parametrize(("bits", "columns"), [(3, 128), (4, 32), (4, 128), (8, 128)])
 def test_usual_range_of_integers_holds_what_rounding_of_normal_values_reaches(bits, columns):
-    low, high = estimate_usual_snr(ROWS["ct_pack"], [stored(bits, columns)])
+    low, high = estimate_usual_snr(ROWS["ct_pack"], [store(bits, columns)])
 
     assert low < rounded_db(bits, columns) < high
     assert high - low <= 7
 
 
 def test_usual_range_of_several_weights_spans_their_ranges():
-    four, eight = (estimate_usual_snr(ROWS["gptq"], [stored(bits, 128)]) for bits in (4, 8))
+    four, eight = (estimate_usual_snr(ROWS["gptq"], [store(bits, 128)]) for bits in (4, 8))
 
-    assert (four[0], eight[1]) == estimate_usual_snr(ROWS["gptq"], [stored(4, 128), stored(8, 128), stored(4, 128)])
-    assert estimate_usual_snr(ROWS["gptq"], [stored(4, None)])[0] < four[0]  # outliers decide in rows
+    assert (four[0], eight[1]) == estimate_usual_snr(ROWS["gptq"], [store(4, 128), store(8, 128), store(4, 128)])
+    assert estimate_usual_snr(ROWS["gptq"], [store(4, None)])[0] < four[0]  # outliers decide in rows
 
 
 def test_narrow_range_is_the_declared_one():
-    assert ROWS["nvfp4"].usual_db == estimate_usual_snr(ROWS["nvfp4"], [stored(4, 16)])
+    assert ROWS["nvfp4"].usual_db == estimate_usual_snr(ROWS["nvfp4"], [store(4, 16)])
 
 
 def test_scale_of_a_whole_tensor_has_the_declared_range():
     """Outliers decide: two real models have 20 and 29 dB with INT8."""
-    assert ROWS["int8_tensor"].usual_db == estimate_usual_snr(ROWS["int8_tensor"], [stored(8, None)])
+    assert ROWS["int8_tensor"].usual_db == estimate_usual_snr(ROWS["int8_tensor"], [store(8, None)])
     assert ROWS["int8_tensor"].usual_db == estimate_usual_snr(
-        ROWS["int8_tensor"], [replace(stored(8, None), block_size=(4, 4096))]
+        ROWS["int8_tensor"], [replace(store(8, None), block_size=(4, 4096))]
     )
 
 
@@ -61,10 +61,10 @@ MEASURED = {
 }
 
 
-@pytest.mark.parametrize("kind", MEASURED)
-def test_real_models_are_within_the_usual_range(kind):
-    name, bits, columns = kind
-    weight = replace(stored(bits, columns), scale=in_memory(torch.ones(4, 1)).codes)
+@pytest.mark.parametrize("case", MEASURED)
+def test_real_models_are_within_the_usual_range(case):
+    name, bits, columns = case
+    weight = replace(store(bits, columns), scale=in_memory(torch.ones(4, 1)).codes)
     low, high = estimate_usual_snr(ROWS[name], [weight])
 
-    assert all(low <= snr_db <= high for snr_db in MEASURED[kind])
+    assert all(low <= snr_db <= high for snr_db in MEASURED[case])

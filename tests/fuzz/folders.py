@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import quanterr
 from fuzz.finding import Target, folder, refusal, require
-from fuzz.mutating import STRANGE, Pairs, changed, changed_bytes, dumped, few, other_text, parsed, seed
+from fuzz.mutating import STRANGE, Pairs, change, changed_bytes, dump, few, other_text, parse, seed
 from quanterr.checkpoints import Checkpoint, open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.checkpoints.labels import COMFY_SUFFIX, HEADER_KEY
@@ -40,7 +40,7 @@ COMPARED = ("compared", "lossless", "consumed", "filtered_out")
 
 
 @cache
-def sharded(process: object = None) -> Path:
+def write_shards(process: object = None) -> Path:
     """Write two shards, and next to their folder a file that no index may reach."""
     place = folder() / "sharded"
     place.mkdir()
@@ -58,14 +58,14 @@ def make_index(random: Random) -> bytes:
     entries = [(name, SHARDS[name == "c"]) for name in "abc"]
     tree = Pairs([("metadata", Pairs([("total_size", 72)])), ("weight_map", Pairs(entries))])
     for _ in range(random.choice((0, 1, 1, 2, 3))):
-        tree = changed(random, tree, INDEX_WORDS)
-    raw = dumped(tree).encode()
+        tree = change(random, tree, INDEX_WORDS)
+    raw = dump(tree).encode()
     return changed_bytes(random, raw) if random.random() < 0.15 else raw
 
 
 def check_index(raw: bytes) -> str:
     """Check that an index is refused, or that its tensors are there and no file outside the folder was opened."""
-    place = sharded()
+    place = write_shards()
     (place / INDEX).write_bytes(raw)
     try:
         with open_checkpoint(place) as checkpoint:
@@ -116,19 +116,19 @@ def _header(raw: bytes) -> bytes:
 
 def make(random: Random) -> bytes:
     """Make a checkpoint with changed metadata or contents, and its original."""
-    return _changed(random, random.choice(seeds()))
+    return _change_folder(random, random.choice(seeds()))
 
 
 def make_small(random: Random) -> bytes:
     """Make a small checkpoint with changed metadata or contents, without an original."""
-    return _changed(random, random.choice(small_seeds()))
+    return _change_folder(random, random.choice(small_seeds()))
 
 
-def _changed(random: Random, unchanged: dict[str, bytes]) -> bytes:
+def _change_folder(random: Random, unchanged: dict[str, bytes]) -> bytes:
     files = dict(unchanged)
     for _ in range(few(random)):
         _change(random, files)
-    return zipped(files)
+    return zip_files(files)
 
 
 def _change(random: Random, files: dict[str, bytes]) -> None:
@@ -137,16 +137,16 @@ def _change(random: Random, files: dict[str, bytes]) -> None:
         files[weights] = changed_bytes(random, files[weights], 2000)
         return
     configs = [name for name in files if name.endswith(".json")]
-    kind = random.random()
-    if kind < 0.45 and configs:
+    choice = random.random()
+    if choice < 0.45 and configs:
         name = random.choice(configs)
         try:
-            tree = parsed(files[name])
+            tree = parse(files[name])
         except (ValueError, RecursionError):  # an earlier change broke this JSON
             return
-        files[name] = dumped(changed(random, tree, WORDS, stop=0.05)).encode()
-    elif kind < 0.5:
-        files[random.choice(CONFIGS)] = dumped(changed(random, ODD_CONFIG, WORDS, stop=0.03)).encode()
+        files[name] = dump(change(random, tree, WORDS, stop=0.05)).encode()
+    elif choice < 0.5:
+        files[random.choice(CONFIGS)] = dump(change(random, ODD_CONFIG, WORDS, stop=0.03)).encode()
     else:
         files[weights] = _changed_weights(random, files[weights])
 
@@ -221,7 +221,7 @@ def _changed_weights(random: Random, raw: bytes) -> bytes:
     """Change names, dtypes, shapes, labels or data of the weights; the data still tile the file."""
     end = 8 + int.from_bytes(raw[:8], "little")
     try:
-        header = parsed(raw[8:end])
+        header = parse(raw[8:end])
     except (ValueError, RecursionError):
         return raw
     metadata = dict(next((value for name, value in header if name == "__metadata__"), Pairs()))
@@ -232,8 +232,8 @@ def _changed_weights(random: Random, raw: bytes) -> bytes:
             begin, stop = fields["data_offsets"]
             tensors.append([name, fields["dtype"], fields["shape"], raw[end + begin : end + stop]])
     labels = [tensor for tensor in tensors if tensor[0].endswith(COMFY_SUFFIX)]
-    kind = random.random()
-    if kind < 0.3 and (labels or metadata):
+    choice = random.random()
+    if choice < 0.3 and (labels or metadata):
         if labels and (random.random() < 0.6 or not metadata):
             label = random.choice(labels)
             label[3] = _changed_json(random, label[3])
@@ -241,7 +241,7 @@ def _changed_weights(random: Random, raw: bytes) -> bytes:
         else:
             key = random.choice(list(metadata))
             metadata[key] = _changed_json(random, metadata[key].encode()).decode(errors="replace")
-    elif kind < 0.35:
+    elif choice < 0.35:
         metadata[random.choice((HEADER_KEY, "quantization_config", "format", *STRANGE[:8]))] = "{}"
     elif tensors:
         _change_tensor(random, tensors)
@@ -292,12 +292,12 @@ def _change_tensor(random: Random, tensors: list[list[Any]]) -> None:
 
 def _changed_json(random: Random, raw: bytes) -> bytes:
     try:
-        return dumped(changed(random, parsed(raw), WORDS, stop=0.05)).encode()
+        return dump(change(random, parse(raw), WORDS, stop=0.05)).encode()
     except (ValueError, RecursionError):
         return changed_bytes(random, raw)
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
+def zip_files(files: dict[str, bytes]) -> bytes:
     """Return the files as one archive."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
@@ -306,7 +306,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return made.getvalue()
 
 
-def unzipped(raw: bytes) -> tuple[Path, Path]:
+def unzip_files(raw: bytes) -> tuple[Path, Path]:
     """Unpack the original and the folder of the quantized checkpoint; return their paths."""
     place = folder() / "checkpoint"
     rmtree(place, ignore_errors=True)
@@ -319,7 +319,7 @@ def unzipped(raw: bytes) -> tuple[Path, Path]:
 
 def check_labels(raw: bytes) -> str:
     """Check that a checkpoint is inspected or refused."""
-    _, place = unzipped(raw)
+    _, place = unzip_files(raw)
     try:
         inspection = inspect.__wrapped__(place)  # errors keep the place where they were raised
     except QuanterrError as error:
@@ -334,11 +334,11 @@ def check_labels(raw: bytes) -> str:
 
 def check_comparison(raw: bytes) -> str:
     """Check that a pair is refused, or that every tensor is accounted for and nothing passes uncompared."""
-    original, place = unzipped(raw)
+    original, place = unzip_files(raw)
     try:
         with open_checkpoint(original) as x, open_checkpoint(place) as y:
             report = quanterr.compare.__wrapped__(x, y, device="cpu")
-            _accounted(report, x, y)
+            _check_accounts(report, x, y)
     except QuanterrError as error:
         return refusal(error)
     text = report.to_json()
@@ -346,7 +346,7 @@ def check_comparison(raw: bytes) -> str:
     return f"{report.verdict}, status {exit_status(report):d}"
 
 
-def _accounted(report: Report, *sides: Checkpoint) -> None:
+def _check_accounts(report: Report, *sides: Checkpoint) -> None:
     buckets = (report.coverage.original, report.coverage.quantized)
     for side, bucket in zip(sides, buckets, strict=True):
         require(sum(size.tensors for size in bucket.values()) == len(side.entries), f"{len(side.entries)} in {bucket}")

@@ -12,7 +12,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from support.gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, U64, padded, text
+from support.gguf_stored import ARRAY, BOOL, F32, I32, IDS, TEXT, U8, U16, U32, U64, pad, text
 
 from fuzz.finding import Target, folder, refusal, require
 from fuzz.mutating import STRANGE, changed_bytes, few, number, other_text
@@ -104,12 +104,12 @@ def _file(random: Random, keys: list[Key], tensors: list[Tensor]) -> bytes:
         )
         offset = len(data) if random.random() < 0.97 else random.choice((number(random, 64), len(data) + alignment, 0))
         infos += struct.pack("<IQ", type_id, offset)
-        data += padded(bytes(_size(type_id, dimensions)), alignment)
+        data += pad(bytes(_size(type_id, dimensions)), alignment)
     head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join([_key(random, key) for key in keys]) + infos
     if random.random() < 0.4:
         for _ in range(few(random)):
             head = changed_bytes(random, head)
-    raw = padded(head, alignment) + data
+    raw = pad(head, alignment) + data
     return changed_bytes(random, raw) if random.random() < 0.1 else raw
 
 
@@ -121,8 +121,8 @@ def _size(type_id: int, dimensions: tuple[int, ...]) -> int:
     """Return the bytes of a tensor's data; 0 if they are too many to write."""
     name = next((name for name, number in IDS.items() if number == type_id), "F32")
     plain = {"F64": 8, "I64": 8, "F16": 2, "BF16": 2, "I16": 2, "I8": 1}
-    kind = OF_NAME.get(name) or GgmlType(0, name, 1, plain.get(name, 4))
-    n_bytes = kind.count_bytes(dimensions[::-1])
+    ggml_type = OF_NAME.get(name) or GgmlType(0, name, 1, plain.get(name, 4))
+    n_bytes = ggml_type.count_bytes(dimensions[::-1])
     return n_bytes if n_bytes < 1 << 14 else 0
 
 
@@ -130,19 +130,19 @@ def _change_keys(random: Random, keys: list[Key]) -> None:
     if not keys:
         keys.append(random.choice(SPECIAL))
     n = random.randrange(len(keys))
-    name, kind, value = keys[n]
+    name, value_type, value = keys[n]
     match random.randrange(7):
         case 0:
-            keys[n] = other_text(random, name), kind, value
+            keys[n] = other_text(random, name), value_type, value
         case 1:
-            keys[n] = random.choice((*STRANGE, random.choice(keys)[0])), kind, value
+            keys[n] = random.choice((*STRANGE, random.choice(keys)[0])), value_type, value
         case 2:
-            kind = random.choice((*SCALARS, TEXT))
-            keys[n] = name, kind, "a" if kind == TEXT else number(random, 64)
+            value_type = random.choice((*SCALARS, TEXT))
+            keys[n] = name, value_type, "a" if value_type == TEXT else number(random, 64)
         case 3:
             keys.insert(random.randrange(len(keys) + 1), keys[n])
         case 4:
-            keys[n] = name, kind, [value] if not isinstance(value, list) else value * random.choice((0, 2, 2, 30))
+            keys[n] = name, value_type, [value] if not isinstance(value, list) else value * random.choice((0, 2, 2, 30))
         case 5:
             keys[n] = random.choice(SPECIAL)
         case _:
@@ -172,20 +172,20 @@ def _change_tensors(random: Random, tensors: list[Tensor]) -> None:
 
 
 def _key(random: Random, key: Key) -> bytes:
-    name, kind, value = key
+    name, value_type, value = key
     if not isinstance(value, list):
-        return text(_raw(name)) + struct.pack("<I", kind) + _value(kind, value)
+        return text(_raw(name)) + struct.pack("<I", value_type) + _value(value_type, value)
     n = len(value) if random.random() < 0.97 else number(random, 64)
-    head = struct.pack("<IIQ", ARRAY, kind if random.random() < 0.98 else ARRAY, n)
-    return text(_raw(name)) + head + b"".join([_value(kind, item) for item in value])
+    head = struct.pack("<IIQ", ARRAY, value_type if random.random() < 0.98 else ARRAY, n)
+    return text(_raw(name)) + head + b"".join([_value(value_type, item) for item in value])
 
 
-def _value(kind: int, value: Any) -> bytes:
-    if kind == TEXT:
+def _value(value_type: int, value: Any) -> bytes:
+    if value_type == TEXT:
         return text(_raw(str(value)))
-    code, size = SCALARS[kind].format[-1:], SCALARS[kind].size
+    code, size = SCALARS[value_type].format[-1:], SCALARS[value_type].size
     if code in "fd":
-        return SCALARS[kind].pack(float(value) if isinstance(value, int | float) and abs(value) < 1e38 else 0.0)
+        return SCALARS[value_type].pack(float(value) if isinstance(value, int | float) and abs(value) < 1e38 else 0.0)
     whole = int(value) if isinstance(value, int | float) else len(value)
     return (whole % 256**size).to_bytes(size, "little")
 
@@ -235,10 +235,10 @@ def check(raw: bytes) -> str:
     return "taken"
 
 
-def _beyond_library(found: dict[str, Any]) -> str | None:
+def _beyond_library(document: dict[str, Any]) -> str | None:
     """Return why the gguf package cannot read a valid file; None if it must read it."""
     known = {row.name for row in library().GGMLQuantizationType}
-    for dtype, shape, *_ in found.values():
+    for dtype, shape, *_ in document.values():
         if dtype not in known:
             return "a type that is newer than the gguf package"
         if dtype not in OF_NAME and dtype not in NATIVE:

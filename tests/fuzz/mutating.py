@@ -74,14 +74,14 @@ PLAIN_VALUES = (None, True, False, [], Pairs(), [[]], "", 0, 1, -1, 0.5, [1, 2],
 _known: dict[int, tuple[Any, str]] = {}  # seeds and all that is in them, which changes leave mostly as it is
 
 
-def parsed(text: str | bytes) -> Any:
-    """Parse JSON into a tree, which :func:`dumped` writes."""
+def parse(text: str | bytes) -> Any:
+    """Parse JSON into a tree, which :func:`dump` writes."""
     return json.loads(text, object_pairs_hook=Pairs)
 
 
 def seed(text: str | bytes) -> Any:
     """Parse a text that is changed again and again."""
-    tree = parsed(text)
+    tree = parse(text)
     _remember(tree)
     return tree
 
@@ -90,23 +90,23 @@ def _remember(tree: Any) -> None:
     if isinstance(tree, list):
         for item in tree:
             _remember(item[1] if isinstance(tree, Pairs) else item)
-        _known[id(tree)] = tree, dumped(tree)
+        _known[id(tree)] = tree, dump(tree)
 
 
-def dumped(tree: Any) -> str:
+def dump(tree: Any) -> str:
     """Write a tree as JSON, or nearly JSON."""
     if known := _known.get(id(tree)):
         return known[1]
     if isinstance(tree, Raw):
         return str(tree)
     if isinstance(tree, Pairs):
-        return "{" + ",".join([f"{json.dumps(key)}:{dumped(value)}" for key, value in tree]) + "}"
+        return "{" + ",".join([f"{json.dumps(key)}:{dump(value)}" for key, value in tree]) + "}"
     if isinstance(tree, list):
-        return "[" + ",".join(map(dumped, tree)) + "]"
+        return "[" + ",".join(map(dump, tree)) + "]"
     return json.dumps(tree)
 
 
-def changed(random: Random, tree: Any, words: Sequence[Any] = (), stop: float = 0.1) -> Any:
+def change(random: Random, tree: Any, words: Sequence[Any] = (), stop: float = 0.1) -> Any:
     """Make one change somewhere in a tree; ``words`` are values that have a meaning there."""
     if not isinstance(tree, list) or not tree or random.random() < stop:
         return other_value(random, tree, words)
@@ -116,9 +116,9 @@ def changed(random: Random, tree: Any, words: Sequence[Any] = (), stop: float = 
         _rearrange(random, copy, n, words)
     elif isinstance(copy, Pairs):
         key, value = copy[n]
-        copy[n] = key, changed(random, value, words, stop)
+        copy[n] = key, change(random, value, words, stop)
     else:
-        copy[n] = changed(random, copy[n], words, stop)
+        copy[n] = change(random, copy[n], words, stop)
     return copy
 
 
@@ -141,18 +141,18 @@ def _rearrange(random: Random, items: Any, n: int, words: Sequence[Any]) -> None
 
 def other_value(random: Random, value: Any, words: Sequence[Any] = ()) -> Any:
     """Return another value, near this one or far from it."""
-    kind = random.random()
-    if kind < 0.35 and isinstance(value, int) and not isinstance(value, bool):
+    choice = random.random()
+    if choice < 0.35 and isinstance(value, int) and not isinstance(value, bool):
         return random.choice((value + 1, value - 1, 2 * value, -value, value // 2, 3 * value + 1, float(value % 2**60)))
-    if kind < 0.35 and isinstance(value, str):
+    if choice < 0.35 and isinstance(value, str):
         return other_text(random, value)
-    if kind < 0.6 and words:
+    if choice < 0.6 and words:
         return random.choice(words)
-    if kind < 0.75:
+    if choice < 0.75:
         return random.choice(NUMBERS)
-    if kind < 0.85:
+    if choice < 0.85:
         return random.choice(STRANGE)
-    return random.choice(RAW if kind < 0.92 else PLAIN_VALUES)
+    return random.choice(RAW if choice < 0.92 else PLAIN_VALUES)
 
 
 def other_text(random: Random, text: str) -> str:
@@ -206,9 +206,9 @@ def changed_bytes(random: Random, raw: bytes, end: int | None = None) -> bytes:
     return raw + b"\0"
 
 
-def few(random: Random, most: int = 3) -> int:
+def few(random: Random, maximum: int = 3) -> int:
     """Return a small number of changes: mostly one."""
     n = 1
-    while n < most and random.random() < 0.3:
+    while n < maximum and random.random() < 0.3:
         n += 1
     return n

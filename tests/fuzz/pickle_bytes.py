@@ -55,8 +55,8 @@ def check(raw: bytes) -> str:
     return "taken"
 
 
-def _flatten(found: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in found.items():
+def _flatten(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
         yield from _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
 
 

@@ -174,11 +174,11 @@ def save(folder: Path, target: Target, number: int, raw: bytes, told: str) -> No
     (folder / f"{target.name}-{number}.txt").write_text(told, encoding="utf-8", errors="backslashreplace")
 
 
-def lines_of(target: Target, found: Found) -> Iterator[str]:
+def lines_of(target: Target, result: Found) -> Iterator[str]:
     """Yield the lines of the report about a target."""
     yield (
-        f"{target.name}: {found.inputs:,} inputs in {found.seconds:,.0f} s, {found.inputs / found.seconds:,.0f}/s, "
-        f"{len(found.outcomes)} outcomes, memory +{found.peak} MiB, {sum(found.defects.values()):,} defects"
+        f"{target.name}: {result.inputs:,} inputs in {result.seconds:,.0f} s, {result.inputs / result.seconds:,.0f}/s, "
+        f"{len(result.outcomes)} outcomes, memory +{result.peak} MiB, {sum(result.defects.values()):,} defects"
     )
-    yield from (f"  {times:>9,}  {outcome}" for outcome, times in found.outcomes.most_common())
-    yield from (f"  DEFECT {times:,} times: {defect}" for defect, times in found.defects.most_common())
+    yield from (f"  {times:>9,}  {outcome}" for outcome, times in result.outcomes.most_common())
+    yield from (f"  DEFECT {times:,} times: {defect}" for defect, times in result.defects.most_common())

@@ -9,7 +9,7 @@ from typing import Any
 import safetensors
 
 from fuzz.finding import Target, folder, refusal, require
-from fuzz.mutating import STRANGE, Pairs, changed, changed_bytes, dumped, few, number, other_text, seed
+from fuzz.mutating import STRANGE, Pairs, change, changed_bytes, dump, few, number, other_text, seed
 from quanterr.checkpoints import open_checkpoint
 from quanterr.checkpoints.base import DTYPE_BITS
 from quanterr.errors import QuanterrError
@@ -38,10 +38,10 @@ def make(random: Random) -> bytes:
     """Make a file: mostly one whose tensors still tile its data, with other damage."""
     header, data = random.choice(seeds())
     if random.random() < 0.5:
-        header, data = laid_out(random, rearranged(random, tensors_of(header)), metadata_of(header))
+        header, data = laid_out(random, rearrange(random, tensors_of(header)), metadata_of(header))
     for _ in range(random.choice((0, 0, 1, 1, 2))):
-        header = changed(random, header, WORDS)
-    text = dumped(header).encode()
+        header = change(random, header, WORDS)
+    text = dump(header).encode()
     if random.random() < 0.1:
         text = random.choice((b" ", b"\xef\xbb\xbf", b"\n", b"[", b"")) + text
     if random.random() < 0.2:
@@ -64,7 +64,7 @@ def metadata_of(header: Any) -> Any:
     return next((value for name, value in header if name == "__metadata__"), Pairs())
 
 
-def rearranged(random: Random, tensors: Tensors) -> Tensors:
+def rearrange(random: Random, tensors: Tensors) -> Tensors:
     """Change names, dtypes and shapes; add and remove tensors."""
     changed_tensors = list(tensors) or [("w", "F32", [2, 3])]
     for _ in range(few(random, 4)):

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from support.sample_reports import report_of, tiny
-from support.stored import original, quantized, write
+from support.stored import original, to_fp8, write
 
 import quanterr
 from fuzz.finding import Target, folder, refusal, require
-from fuzz.mutating import STRANGE, Pairs, Raw, changed, changed_bytes, dumped, few, other_text, seed
+from fuzz.mutating import STRANGE, Pairs, Raw, change, changed_bytes, dump, few, other_text, seed
 from quanterr.differences.making import LAYER_FIELDS
 from quanterr.differences.making import diff_reports as diff
 from quanterr.documents.checksum import KEY as CHECKSUM
@@ -74,11 +74,11 @@ def sound() -> list[Sound]:
     """Return a good report, one with other changes and a failed gate, and an inconclusive one."""
     place = folder()
     x = write(place / "x.safetensors", original())
-    changed_norm = quantized(original())
+    changed_norm = to_fp8(original())
     changed_norm["model.layers.0.input_layernorm.weight"] = changed_norm["model.layers.0.input_layernorm.weight"] * 1.2
-    lost = quantized(original())
+    lost = to_fp8(original())
     del lost["model.layers.0.mlp.up_proj.weight"], lost["model.layers.0.mlp.up_proj.weight_scale"]
-    wrong = quantized(original())
+    wrong = to_fp8(original())
     wrong["model.layers.0.mlp.up_proj.weight_scale"] *= 3
     candidates = (changed_norm, lost, wrong)
     reports = [quanterr.compare(x, write(place / "y.safetensors", y), device="cpu") for y in candidates]
@@ -88,11 +88,11 @@ def sound() -> list[Sound]:
         text = report.to_json().encode()
         path = place / "sound.json"
         path.write_bytes(text)
-        cases.append(Sound(text, seed(text), holding(judged(path))))
+        cases.append(Sound(text, seed(text), holding(judge(path))))
     return cases
 
 
-def judged(path: Any) -> Verdict:
+def judge(path: Any) -> Verdict:
     """Judge the report by all rules."""
     return judge_subject(ReportValues(read_report(path, list_needed_metrics(rules()), judged=False)), rules())
 
@@ -106,13 +106,13 @@ def holding(verdict: Verdict) -> frozenset[str]:
 # Damage: what is lost. It never makes anything better.
 
 
-def lost(random: Random, tree: Any) -> Any:
+def lose(random: Random, tree: Any) -> Any:
     """Remove something from the tree, or replace it by nothing."""
     copy = type(tree)(tree)
     n = random.randrange(len(copy))
     value = copy[n][1] if isinstance(copy, Pairs) else copy[n]
     if isinstance(value, list) and value and random.random() < 0.85:
-        value = lost(random, value)
+        value = lose(random, value)
     elif random.random() < 0.5:
         del copy[n]
         return copy
@@ -122,7 +122,7 @@ def lost(random: Random, tree: Any) -> Any:
     return copy
 
 
-def shortened(random: Random, tree: Any) -> Any:
+def shorten(random: Random, tree: Any) -> Any:
     """Remove items from one list of the report, and adapt the number of layers."""
     key = random.choice(LISTS)
     fields = dict(tree)
@@ -145,14 +145,14 @@ def make_lost(random: Random) -> bytes:
         return bytes([n]) + raw
     tree = sound()[n].tree
     for _ in range(few(random)):
-        tree = shortened(random, tree) if random.random() < 0.3 else lost(random, tree)
-    return bytes([n]) + _signed(random, dumped(tree).encode())
+        tree = shorten(random, tree) if random.random() < 0.3 else lose(random, tree)
+    return bytes([n]) + _sign(random, dump(tree).encode())
 
 
 def check_lost(raw: bytes) -> str:
     """Check that a report is refused, or that no rule holds that did not hold for the sound report."""
     before = sound()[raw[0]]
-    outcome, verdict = _judged(raw[1:])
+    outcome, verdict = _judge(raw[1:])
     if verdict is None:
         return outcome
     better = holding(verdict) - before.holds
@@ -167,14 +167,14 @@ def make(random: Random) -> bytes:
     """Make a report with any change, sometimes with a matching checksum."""
     tree = random.choice(sound()).tree
     for _ in range(few(random)):
-        tree = changed(random, tree, WORDS, stop=0.03)
-    raw = dumped(tree).encode()
+        tree = change(random, tree, WORDS, stop=0.03)
+    raw = dump(tree).encode()
     if random.random() < 0.1:
         raw = changed_bytes(random, raw)
-    return _signed(random, raw)
+    return _sign(random, raw)
 
 
-def _signed(random: Random, raw: bytes) -> bytes:
+def _sign(random: Random, raw: bytes) -> bytes:
     """Sometimes write the report as quanterr does, checksum included."""
     if random.random() < 0.6 or not raw.startswith(b'{"schema":'):
         return raw
@@ -186,7 +186,7 @@ def _signed(random: Random, raw: bytes) -> bytes:
 
 def check(raw: bytes) -> str:
     """Check that a report is refused, or judged, compared and rendered."""
-    outcome, verdict = _judged(raw)
+    outcome, verdict = _judge(raw)
     if verdict is None:
         return outcome
     path = folder() / "report.json"
@@ -207,11 +207,11 @@ def check(raw: bytes) -> str:
     return f"{outcome}; rendered"
 
 
-def _judged(raw: bytes) -> tuple[str, Verdict | None]:
+def _judge(raw: bytes) -> tuple[str, Verdict | None]:
     path = folder() / "report.json"
     path.write_bytes(raw)
     try:
-        verdict = judged(path)
+        verdict = judge(path)
     except QuanterrError as error:
         return refusal(error), None
     for line in (*format_gates(verdict.gates), *make_annotations(verdict)):

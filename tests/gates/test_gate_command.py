@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support.forked import call
-from support.stored import original, pair, quantized, write
+from support.stored import original, pair, to_fp8, write
 
 import quanterr
 from quanterr.documents.gate_results import Gate, Violation
@@ -45,7 +45,7 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture
-def stored(report, tmp_path):
+def report_path(report, tmp_path):
     path = tmp_path / "report.json"
     path.write_text(report.to_json())
     return path
@@ -65,7 +65,7 @@ def worse(report, tmp_path):
 def hostile(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     x = {name: torch.randn(16, 16, generator=torch.Generator().manual_seed(0)).bfloat16() for name in HOSTILE}
-    compared = quanterr.compare(write(folder / "x.safetensors", x), write(folder / "y.safetensors", quantized(x)))
+    compared = quanterr.compare(write(folder / "x.safetensors", x), write(folder / "y.safetensors", to_fp8(x)))
     path = folder / "report.json"
     path.write_text(compared.to_json())
     assert set(HOSTILE) == {layer.layer_name for layer in compared.layers}
@@ -83,8 +83,8 @@ class TestStatus:
         assert Status.INCONCLUSIVE == done.returncode
         assert "verdict: inconclusive\n  - all compared tensors are identical; " in done.stderr
 
-    def test_satisfied_gates_exit_with_0(self, stored):
-        done = gate(stored, "--require", "snr_db >= 20", "--fail-if", "findings.error > 0")
+    def test_satisfied_gates_exit_with_0(self, report_path):
+        done = gate(report_path, "--require", "snr_db >= 20", "--fail-if", "findings.error > 0")
 
         assert (Status.OK, "") == (done.returncode, done.stdout)
         assert done.stderr.startswith(
@@ -92,8 +92,8 @@ class TestStatus:
         )
         assert done.stderr.endswith("verdict: pass\n")
 
-    def test_failed_gate_exits_with_1(self, stored):
-        done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20")
+    def test_failed_gate_exits_with_1(self, report_path):
+        done = gate(report_path, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20")
 
         assert Status.GATE_FAILED == done.returncode
         assert done.stderr.startswith(
@@ -114,81 +114,84 @@ class TestStatus:
         ],
         ids=" ".join,
     )
-    def test_wrong_usage_exits_with_2(self, stored, words):
-        done = gate(stored, *words)
+    def test_wrong_usage_exits_with_2(self, report_path, words):
+        done = gate(report_path, *words)
 
         assert (Status.USAGE, "") == (done.returncode, done.stdout)
         assert done.stderr.startswith("quanterr: ")
 
-    def test_unrelated_baseline_exits_with_2(self, stored, worse):
+    def test_unrelated_baseline_exits_with_2(self, report_path, worse):
         fields = json.loads(worse.read_text())
         fields["original"]["bytes"] += 1
         worse.write_text(json.dumps(fields))
-        done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", worse)
+        done = gate(report_path, "--require", "delta(snr_db) >= 0", "--baseline", worse)
 
         assert Status.USAGE == done.returncode
         assert "the baseline does not apply to this report: it has a different original" in done.stderr
 
     @pytest.mark.parametrize("link", [os.link, os.symlink, None])
     @pytest.mark.parametrize("words", [(), ("--update-baseline",)], ids=" ".join)
-    def test_report_as_its_own_baseline_exits_with_2(self, stored, link, words):
-        before, baseline = stored.read_text(), stored if link is None else stored.with_name("baseline.json")
+    def test_report_as_its_own_baseline_exits_with_2(self, report_path, link, words):
+        before, baseline = (
+            report_path.read_text(),
+            report_path if link is None else report_path.with_name("baseline.json"),
+        )
         if link:
-            link(stored, baseline)
-        done = gate(stored, "--require", "delta(snr_db) >= 0", "--baseline", baseline, *words)
+            link(report_path, baseline)
+        done = gate(report_path, "--require", "delta(snr_db) >= 0", "--baseline", baseline, *words)
 
         assert Status.USAGE == done.returncode
         assert f"quanterr: --baseline {baseline}: is the report itself; give an older report" in done.stderr
-        assert before == stored.read_text()
+        assert before == report_path.read_text()
 
-    def test_missing_report_is_named(self, stored):
-        done = gate("no.json", "--require", "delta(snr_db) >= 0", "--baseline", stored)
+    def test_missing_report_is_named(self, report_path):
+        done = gate("no.json", "--require", "delta(snr_db) >= 0", "--baseline", report_path)
 
         assert (Status.UNREADABLE, "quanterr: no.json: no such file\n") == (done.returncode, done.stderr)
 
     @pytest.mark.parametrize("which", ["report", "baseline"])
-    def test_unreadable_report_exits_with_3(self, stored, which):
-        cut = stored.with_name("cut.json")
-        cut.write_text(stored.read_text()[:-30])
-        words = (cut, "--baseline", stored) if which == "report" else (stored, "--baseline", cut)
+    def test_unreadable_report_exits_with_3(self, report_path, which):
+        cut = report_path.with_name("cut.json")
+        cut.write_text(report_path.read_text()[:-30])
+        words = (cut, "--baseline", report_path) if which == "report" else (report_path, "--baseline", cut)
         done = gate(*words, "--require", "delta(snr_db) >= 0")
 
         assert Status.UNREADABLE == done.returncode
         assert f"quanterr: {cut}: is not valid UTF-8 JSON" in done.stderr
 
     @pytest.mark.parametrize("rule", ["snr_db >= 20", "snr_db >= 99"])
-    def test_unreliable_report_exits_with_4_whatever_the_gates_state(self, stored, rule):
-        fields = json.loads(stored.read_text())
+    def test_unreliable_report_exits_with_4_whatever_the_gates_state(self, report_path, rule):
+        fields = json.loads(report_path.read_text())
         fields["complete"] = False
-        stored.write_text(json.dumps(fields))
-        done = gate(stored, "--require", rule)
+        report_path.write_text(json.dumps(fields))
+        done = gate(report_path, "--require", rule)
 
         assert Status.INCONCLUSIVE == done.returncode
         assert done.stderr.endswith("verdict: inconclusive\n  - the run was interrupted\n")
 
-    def test_damage_is_not_excused_by_allow_partial(self, stored):
-        fields = json.loads(stored.read_text())
+    def test_damage_is_not_excused_by_allow_partial(self, report_path):
+        fields = json.loads(report_path.read_text())
         finding = {"code": "x", "severity": "error", "layer": None, "message": "m", "remedy": None, "evidence": {}}
         fields |= {"verdict": "inconclusive", "reasons": ["m"], "findings": [finding]}
-        stored.write_text(json.dumps(fields | {"records": fields["records"] | {"findings": 1}}))
+        report_path.write_text(json.dumps(fields | {"records": fields["records"] | {"findings": 1}}))
 
-        assert Status.INCONCLUSIVE == gate(stored, "--require", "snr_db >= 20", "--allow-partial").returncode
+        assert Status.INCONCLUSIVE == gate(report_path, "--require", "snr_db >= 20", "--allow-partial").returncode
 
-    def test_allowed_partial_report_is_judged(self, stored):
-        fields = json.loads(stored.read_text())
+    def test_allowed_partial_report_is_judged(self, report_path):
+        fields = json.loads(report_path.read_text())
         fields |= {"verdict": "inconclusive", "reasons": ["part of it"]}
-        stored.write_text(json.dumps(fields))
+        report_path.write_text(json.dumps(fields))
 
-        assert Status.OK == gate(stored, "--require", "snr_db >= 20", "--allow-partial").returncode
-        assert Status.GATE_FAILED == gate(stored, "--require", "snr_db >= 99", "--allow-partial").returncode
+        assert Status.OK == gate(report_path, "--require", "snr_db >= 20", "--allow-partial").returncode
+        assert Status.GATE_FAILED == gate(report_path, "--require", "snr_db >= 99", "--allow-partial").returncode
 
 
 class TestMessages:
-    def test_violation_shows_enough_digits_limit_and_margin(self, stored, report):
+    def test_violation_shows_enough_digits_limit_and_margin(self, report_path, report):
         lower, higher = sorted(layer.snr_db for layer in report.layers)
         limit = lower + 1e-12
-        text = gate(stored, "--require", f"snr_db >= {limit!r}").stderr
-        both = gate(stored, "--require", "snr_db >= 99").stderr
+        text = gate(report_path, "--require", f"snr_db >= {limit!r}").stderr
+        both = gate(report_path, "--require", "snr_db >= 99").stderr
 
         assert f"gate snr_db >= {limit!r} does not hold" in text
         assert f"{format_decisive(lower, limit)} (margin {format_decisive(lower - limit, 0)})" in text
@@ -208,75 +211,75 @@ class TestMessages:
         assert 5 == sum(line.startswith("      - ") for line in lines)
         assert "      and 4 more" in lines
 
-    def test_warning_does_not_change_the_status(self, stored, tmp_path):
+    def test_warning_does_not_change_the_status(self, report_path, tmp_path):
         path = tmp_path / "thresholds.toml"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
-        done = gate(stored, "--thresholds", path)
+        done = gate(report_path, "--thresholds", path)
 
         assert Status.OK == done.returncode
         assert "warn: gate x: snr_db >= 99 does not hold" in done.stderr
 
-    def test_strict_warnings_change_the_status(self, stored, tmp_path):
+    def test_strict_warnings_change_the_status(self, report_path, tmp_path):
         path = tmp_path / "thresholds.toml"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "snr_db >= 99"\nseverity = "warn"\n')
-        done = gate(stored, "--thresholds", path, "--strict-warnings")
+        done = gate(report_path, "--thresholds", path, "--strict-warnings")
 
         assert Status.GATE_FAILED == done.returncode
         assert "FAIL: gate x: snr_db >= 99 does not hold" in done.stderr
 
-    def test_explain_goes_to_stdout(self, stored):
-        done = gate(stored, "--thresholds", "fp8", "--explain", UP)
+    def test_explain_goes_to_stdout(self, report_path):
+        done = gate(report_path, "--thresholds", "fp8", "--explain", UP)
         lines = done.stdout.splitlines()
 
         assert f"layer {UP}, in layers" == lines[0]
         assert lines[1].startswith("  rule layers: snr_db >= 25: holds: ")
         assert "  rule model: global(overall_snr_db) >= 30: applies to the whole model" == lines[2]
 
-    def test_explain_goes_to_stderr_where_the_report_goes_to_stdout(self, stored):
-        done = gate(stored, "--thresholds", "fp8", "--explain", UP, "-o", "-")
+    def test_explain_goes_to_stderr_where_the_report_goes_to_stdout(self, report_path):
+        done = gate(report_path, "--thresholds", "fp8", "--explain", UP, "-o", "-")
 
         assert "pass" == json.loads(done.stdout)["verdict"]
         assert f"layer {UP}, in layers" in done.stderr
 
 
 class TestWrittenFiles:
-    def test_judged_report_is_written_with_its_new_verdict(self, stored, tmp_path):
+    def test_judged_report_is_written_with_its_new_verdict(self, report_path, tmp_path):
         judged = tmp_path / "judged.json"
-        gate(stored, "--require", "snr_db >= 99", "-o", judged)
-        before, after = json.loads(stored.read_text()), json.loads(judged.read_text())
+        gate(report_path, "--require", "snr_db >= 99", "-o", judged)
+        before, after = json.loads(report_path.read_text()), json.loads(judged.read_text())
 
         assert ("pass", [], "fail") == (before["verdict"], before["gates"], after["verdict"])
         assert [after["gates"][0]["message"]] == after["reasons"]
         assert before["layers"] == after["layers"]
         assert quanterr.read_report(judged).to_json() == judged.read_text()
 
-    def test_judging_again_forgets_earlier_gates(self, stored, tmp_path):
+    def test_judging_again_forgets_earlier_gates(self, report_path, tmp_path):
         judged, again = tmp_path / "judged.json", tmp_path / "again.json"
-        gate(stored, "--require", "snr_db >= 99", "-o", judged)
+        gate(report_path, "--require", "snr_db >= 99", "-o", judged)
         gate(judged, "--require", "snr_db >= 20", "-o", again)
         fields = json.loads(again.read_text())
 
         assert ("pass", 1) == (fields["verdict"], len(fields["gates"]))
         assert ["everything selected was compared; the gate holds"] == fields["reasons"]
 
-    def test_report_itself_is_never_overwritten(self, stored):
-        done = gate(stored, "--require", "snr_db >= 20", "-o", stored)
+    def test_report_itself_is_never_overwritten(self, report_path):
+        done = gate(report_path, "--require", "snr_db >= 20", "-o", report_path)
 
         assert Status.USAGE == done.returncode
 
-    def test_baseline_is_updated_only_if_asked_and_all_gates_hold(self, stored, worse, tmp_path):
+    def test_baseline_is_updated_only_if_asked_and_all_gates_hold(self, report_path, worse, tmp_path):
         baseline = tmp_path / "baseline.json"
-        baseline.write_text(stored.read_text())
+        baseline.write_text(report_path.read_text())
         rule = ("--require", "delta(snr_db) >= -0.5", "--baseline", baseline)
 
         done = gate(worse, *rule, "--update-baseline")
         assert Status.GATE_FAILED == done.returncode
         assert done.stderr.endswith(f"baseline {baseline}: not updated: fail\n")
-        assert stored.read_text() == baseline.read_text()
+        assert report_path.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline)
         assert Status.OK == done.returncode
-        assert stored.read_text() == baseline.read_text()
+        assert report_path.read_text() == baseline.read_text()
 
         done = gate(worse, "--require", "delta(snr_db) >= -5", "--baseline", baseline, "--update-baseline")
         assert done.stderr.endswith(f"baseline {baseline}: updated to this report\n")
@@ -284,21 +287,21 @@ class TestWrittenFiles:
 
         assert Status.GATE_FAILED == gate(worse, "--require", "delta(snr_db) > 0", "--baseline", baseline).returncode
 
-    def test_failed_warning_keeps_the_baseline(self, stored, worse, tmp_path):
+    def test_failed_warning_keeps_the_baseline(self, report_path, worse, tmp_path):
         path, baseline = tmp_path / "thresholds.toml", tmp_path / "baseline.json"
         path.write_text('schema = 1\n[[rule]]\nid = "x"\nrequire = "delta(snr_db) >= -0.5"\nseverity = "warn"\n')
-        baseline.write_text(stored.read_text())
+        baseline.write_text(report_path.read_text())
         done = gate(worse, "--thresholds", path, "--baseline", baseline, "--update-baseline")
 
         assert Status.OK == done.returncode
         assert done.stderr.endswith(f"baseline {baseline}: not updated: warning: gate x does not hold\n")
-        assert stored.read_text() == baseline.read_text()
+        assert report_path.read_text() == baseline.read_text()
 
-    def test_baseline_for_another_original_is_never_updated(self, stored, worse):
+    def test_baseline_for_another_original_is_never_updated(self, report_path, worse):
         fields = json.loads(worse.read_text())
         fields["original"]["tensors"] += 1
         worse.write_text(json.dumps(fields))
-        done = gate(stored, "--require", "snr_db >= 1", "--baseline", worse, "--update-baseline")
+        done = gate(report_path, "--require", "snr_db >= 1", "--baseline", worse, "--update-baseline")
 
         assert Status.USAGE == done.returncode
         assert fields == json.loads(worse.read_text())
@@ -321,18 +324,16 @@ class TestCompare:
 
     def test_unreliable_result_outranks_a_failed_gate(self, tmp_path):
         x = write(tmp_path / "x.safetensors", original())
-        y = write(
-            tmp_path / "y.safetensors", {name: t for name, t in quantized(original()).items() if "norm" not in name}
-        )
+        y = write(tmp_path / "y.safetensors", {name: t for name, t in to_fp8(original()).items() if "norm" not in name})
         words = ("compare", x, y, "-q", "--require", "snr_db >= 99", "-l")
 
         assert Status.INCONCLUSIVE == call(*words, "layers", env=LOCAL).returncode
         assert Status.GATE_FAILED == call(*words, "layers", "--allow-partial", env=LOCAL).returncode
 
-    def test_compare_uses_a_baseline(self, report, stored, worse, tmp_path):
+    def test_compare_uses_a_baseline(self, report, report_path, worse, tmp_path):
         words = ("compare", *pair(tmp_path), "-q", "--require", "delta(snr_db) >= -0.001", "--baseline")
 
-        assert Status.OK == call(*words, stored, env=LOCAL).returncode
+        assert Status.OK == call(*words, report_path, env=LOCAL).returncode
 
     @pytest.mark.parametrize(
         ("rules", "stops"),
@@ -405,10 +406,10 @@ class TestCompare:
         assert Status.USAGE == done.returncode
         assert "no-such-original" not in done.stderr
 
-    def test_unreliable_baseline_costs_no_run(self, stored):
-        fields = json.loads(stored.read_text()) | {"complete": False}
-        stored.write_text(json.dumps(fields))
-        words = ("no-such-original", "no-such-quantized", "--require", "delta(snr_db) >= 0", "--baseline", stored)
+    def test_unreliable_baseline_costs_no_run(self, report_path):
+        fields = json.loads(report_path.read_text()) | {"complete": False}
+        report_path.write_text(json.dumps(fields))
+        words = ("no-such-original", "no-such-quantized", "--require", "delta(snr_db) >= 0", "--baseline", report_path)
         done = call("compare", *words, env=LOCAL)
 
         assert Status.USAGE == done.returncode
@@ -457,37 +458,37 @@ class TestCompare:
 
 
 class TestSomeLayers:
-    def test_only_chosen_layers_are_judged(self, stored):
-        every, some = (gate(stored, "--require", "snr_db >= 99", *words) for words in ((), ("-l", "mlp")))
+    def test_only_chosen_layers_are_judged(self, report_path):
+        every, some = (gate(report_path, "--require", "snr_db >= 99", *words) for words in ((), ("-l", "mlp")))
 
         assert "2 of 3 layers (1 identical)" in every.stderr
         assert "1 of 1 layer, the worst" in some.stderr
-        assert Status.USAGE == gate(stored, "--require", "snr_db >= 1", "-l", "no-such-layer").returncode
-        assert Status.USAGE == gate(stored, "--require", "global(nmse) <= 1", "-l", "mlp").returncode
+        assert Status.USAGE == gate(report_path, "--require", "snr_db >= 1", "-l", "no-such-layer").returncode
+        assert Status.USAGE == gate(report_path, "--require", "global(nmse) <= 1", "-l", "mlp").returncode
 
-    def test_rules_for_other_layers_are_left_out(self, stored, tmp_path):
+    def test_rules_for_other_layers_are_left_out(self, report_path, tmp_path):
         path, rule = tmp_path / "thresholds.toml", '[[rule]]\nid = "{0}"\nrequire = "{1}"\nlayers = {2}\n'
         rules = ("a", "snr_db >= 99", '["attn"]'), ("b", "snr_db >= 1", '["mlp"]'), ("c", "layers >= 2", "[]")
         path.write_text("schema = 1\n" + "".join(rule.format(*written_rule) for written_rule in rules))
 
-        assert "gates: 2 of 2 hold" in gate(stored, "--thresholds", path, "-l", "mlp").stderr
-        assert "gates: 2 of 3 hold" in gate(stored, "--thresholds", path).stderr
+        assert "gates: 2 of 2 hold" in gate(report_path, "--thresholds", path, "-l", "mlp").stderr
+        assert "gates: 2 of 3 hold" in gate(report_path, "--thresholds", path).stderr
 
-    def test_report_of_some_layers_has_the_baseline_of_all(self, stored, tmp_path):
+    def test_report_of_some_layers_has_the_baseline_of_all(self, report_path, tmp_path):
         some = tmp_path / "some.json"
         call("compare", *pair(tmp_path), "-q", "-l", "mlp", "-o", some, env=LOCAL)
 
-        assert "it has a different selection" in gate(some, "--baseline", stored).stderr
-        assert Status.OK == gate(some, "--baseline", stored, "-l", "mlp").returncode
-        assert Status.USAGE == gate(stored, "--baseline", some, "-l", "mlp").returncode
+        assert "it has a different selection" in gate(some, "--baseline", report_path).stderr
+        assert Status.OK == gate(some, "--baseline", report_path, "-l", "mlp").returncode
+        assert Status.USAGE == gate(report_path, "--baseline", some, "-l", "mlp").returncode
 
 
 class TestGitHub:
-    def test_github_gets_a_summary_and_annotations(self, stored, tmp_path):
+    def test_github_gets_a_summary_and_annotations(self, report_path, tmp_path):
         path = tmp_path / "summary.md"
         path.write_text("before\n")
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
-        done = gate(stored, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20", env=env)
+        done = gate(report_path, "--require", "snr_db >= 99", "--require", "min(snr_db) >= 20", env=env)
 
         assert path.read_text().startswith("before\n### quanterr: fail\n\n| gate | holds |")
         assert 1 == done.stderr.count("\n::error title=quanterr::gate snr_db >= 99 does not hold")
@@ -510,12 +511,12 @@ class TestGitHub:
         assert "::error" not in good.stderr
         assert 1 == bad.stderr.count("::error title=quanterr::inconclusive: ")
 
-    def test_summary_has_the_numbers_and_changes_since_the_baseline(self, stored, tmp_path):
+    def test_summary_has_the_numbers_and_changes_since_the_baseline(self, report_path, tmp_path):
         path = tmp_path / "summary.md"
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(path)}
         baseline = tmp_path / "baseline.json"
-        baseline.write_bytes(stored.read_bytes())
-        done = gate(stored, "--require", "delta(snr_db) >= -0.5", "--baseline", baseline, env=env)
+        baseline.write_bytes(report_path.read_bytes())
+        done = gate(report_path, "--require", "delta(snr_db) >= -0.5", "--baseline", baseline, env=env)
         text = path.read_text()
 
         assert Status.OK == done.returncode, done.stderr
@@ -526,16 +527,16 @@ class TestGitHub:
         assert 1 == text.count("| yes |")  # the gates appear once
         assert "| holds |" not in text.replace("| gate | holds |", "")
 
-    def test_unwritable_summary_is_reported_and_changes_nothing(self, stored, tmp_path):
+    def test_unwritable_summary_is_reported_and_changes_nothing(self, report_path, tmp_path):
         env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path)}
-        done = gate(stored, "--require", "snr_db >= 20", env=env)
+        done = gate(report_path, "--require", "snr_db >= 20", env=env)
 
         assert Status.OK == done.returncode
         assert "quanterr: $GITHUB_STEP_SUMMARY: Is a directory" in done.stderr
 
-    def test_other_environments_get_neither_summary_nor_annotations(self, stored, tmp_path):
+    def test_other_environments_get_neither_summary_nor_annotations(self, report_path, tmp_path):
         path = tmp_path / "summary.md"
-        done = gate(stored, "--require", "snr_db >= 99", env={"GITHUB_STEP_SUMMARY": str(path)})
+        done = gate(report_path, "--require", "snr_db >= 99", env={"GITHUB_STEP_SUMMARY": str(path)})
 
         assert not path.exists()
         assert "::error" not in done.stderr
@@ -583,7 +584,7 @@ class TestGitHub:
         assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
-def failed(n, severity="error", violations=()):
+def make_failure(n, severity="error", violations=()):
     return Gate(
         f"gate{n}",
         "snr_db >= 1",
@@ -606,13 +607,13 @@ def failed(n, severity="error", violations=()):
 class TestGitHubLimits:
     @pytest.mark.parametrize(("n", "shown"), [(1, 1), (10, 10), (11, 10), (50, 10)])
     def test_at_most_ten_annotations_are_printed_and_the_last_counts_the_rest(self, n, shown):
-        lines = make_annotations(Verdict("fail", [], [failed(k) for k in range(n)]))
+        lines = make_annotations(Verdict("fail", [], [make_failure(k) for k in range(n)]))
 
         assert shown == len(lines)
         assert (f"and {n - 9} more gates do not hold" in lines[-1]) == (n > 10)
 
     def test_errors_come_first_and_the_rest_is_as_bad_as_its_worst(self):
-        gates = [failed(n, "warn") for n in range(12)] + [failed(99)]
+        gates = [make_failure(n, "warn") for n in range(12)] + [make_failure(99)]
         lines = make_annotations(Verdict("fail", [], gates))
 
         assert lines[0].startswith("::error ")
@@ -620,21 +621,21 @@ class TestGitHubLimits:
         assert {"::warning"} == {line.split()[0] for line in lines[1:]}
 
     def test_unreliable_result_comes_first_and_a_warning_stays_a_warning(self):
-        lines = make_annotations(Verdict("inconclusive", ["100 % why\r"], [failed(1, "warn")]))
+        lines = make_annotations(Verdict("inconclusive", ["100 % why\r"], [make_failure(1, "warn")]))
 
         assert ["::error title=quanterr::inconclusive: 100 %25 why\\x0d", "::warning title=quanterr::gate1"] == lines
 
     def test_overlong_summary_is_cut_with_a_note(self):
         violations = [Violation(f"{n}" + "ä" * 150, 0.1, -0.9, None) for n in range(20)]
-        text = format_summary(Verdict("fail", [], [failed(n, violations=violations) for n in range(500)]))
+        text = format_summary(Verdict("fail", [], [make_failure(n, violations=violations) for n in range(500)]))
 
         assert MAX_SUMMARY - 1000 < len(text.encode()) <= MAX_SUMMARY
         assert "The rest is omitted" in text[-200:]
-        assert "" == format_summary(Verdict("fail", [], [failed(1)]), limit=10)
+        assert "" == format_summary(Verdict("fail", [], [make_failure(1)]), limit=10)
 
     def test_twenty_worst_layers_are_named_per_gate(self):
         violations = [Violation(f"layer{n}", 0.1, -0.9, None) for n in range(6000)]
-        text = format_summary(Verdict("fail", [], [failed(1, violations=violations)]))
+        text = format_summary(Verdict("fail", [], [make_failure(1, violations=violations)]))
 
         assert 20 == sum(line.startswith("- `layer") for line in text.splitlines())
         assert "- and 5,980 more" in text
@@ -652,10 +653,10 @@ class TestLibrary:
         judged = quanterr.judge(report, require=["snr_db > 0"], baseline=report)
         assert ["snr_db > 0", "delta(snr_db) >= -0.5"] == [gate.require for gate in judged.gates]
 
-    def test_stored_report_is_judged_the_same(self, report, stored):
+    def test_stored_report_is_judged_the_same(self, report, report_path):
         rules = ["snr_db >= 31.5", "p50(nmse) <= 1", "global(cosine_similarity) >= 0.9"]
 
-        assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(stored), require=rules)
+        assert quanterr.judge(report, require=rules) == quanterr.judge(quanterr.read_report(report_path), require=rules)
 
 
 @pytest.mark.slow
@@ -669,10 +670,10 @@ def test_report_from_a_command_with_invalid_unicode_is_read(tmp_path):
     assert Status.OK == gate(tmp_path / "report.json", "--require", "snr_db >= 1").returncode
 
 
-def test_judging_a_stored_report_needs_no_torch(stored):
+def test_judging_a_stored_report_needs_no_torch(report_path):
     code = (
         f"from quanterr.cli import app\n"
-        f"try: app(['gate', {str(stored)!r}, '--require', 'snr_db >= 1'])\n"
+        f"try: app(['gate', {str(report_path)!r}, '--require', 'snr_db >= 1'])\n"
         f"except SystemExit as end: assert end.code == 0, end.code\n"
         f"import sys; sys.exit('torch' in sys.modules)"
     )
@@ -683,7 +684,7 @@ def test_judging_a_stored_report_needs_no_torch(stored):
 class TestBaselineAlone:
     """A baseline without any rule requires that no layer is clearly worse."""
 
-    def lowered(self, stored, by):
+    def lower(self, stored, by):
         """Write the same report with a lower SNR for one layer."""
         fields = json.loads(stored.read_text())
         fields["layers"][0]["snr_db"] -= by
@@ -692,15 +693,15 @@ class TestBaselineAlone:
         return path
 
     @pytest.mark.parametrize(("by", "status"), [(0.4, Status.OK), (0.6, Status.GATE_FAILED)])
-    def test_default_baseline_limit_is_half_a_decibel_and_named(self, stored, by, status):
-        done = gate(self.lowered(stored, by), "--baseline", stored)
+    def test_default_baseline_limit_is_half_a_decibel_and_named(self, report_path, by, status):
+        done = gate(self.lower(report_path, by), "--baseline", report_path)
 
         assert status == done.returncode
         assert "baseline: delta(snr_db) >= -0.5" in done.stderr
 
     @pytest.mark.parametrize("words", [("--require", "snr_db >= 1"), ("--thresholds", "gguf-q4_k")])
-    def test_baseline_adds_its_rule_to_rules_without_comparison(self, stored, words):
-        near, far = (gate(self.lowered(stored, by), "--baseline", stored, *words) for by in (0.1, 0.7))
+    def test_baseline_adds_its_rule_to_rules_without_comparison(self, report_path, words):
+        near, far = (gate(self.lower(report_path, by), "--baseline", report_path, *words) for by in (0.1, 0.7))
 
         assert "delta(snr_db) >= -0.5" in near.stderr
         assert Status.GATE_FAILED == far.returncode

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, tostring
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import finding, made, row
+from support.reports import finding, make, row
 
 from quanterr.documents.comparison.values import EQUAL_LAYER, LAYER_METRICS, MODEL_METRICS, REPORT_METRICS, ReportValues
 from quanterr.documents.gate_results import exit_status, list_reasons
@@ -36,7 +36,7 @@ def gate(report, rule, baseline=None, **more):
 
 LAYERS = {"a": 20.0, "b": 30.0, "c": 40.0}
 OWN, MARKED = {"original_fingerprint": "0badcafe"}, {"original_fingerprint": "decafbad"}
-BEFORE = made({"a": 21.0, "b": 30.0, "c": 39.0})
+BEFORE = make({"a": 21.0, "b": 30.0, "c": 39.0})
 
 # For every function: its value, the first that meets a lower limit, and the first that meets an upper limit.
 TABLE = {
@@ -60,7 +60,7 @@ OF_LAYERS = [value for value in TABLE if "snr_db" in value and "global" not in v
 
 
 def whole(**more):
-    return made(LAYERS, findings=[finding(None, "warning")], **more)
+    return make(LAYERS, findings=[finding(None, "warning")], **more)
 
 
 def weighted_by(path, outlier_threshold=0.01):
@@ -117,7 +117,7 @@ class TestEveryFunction:
     @pytest.mark.parametrize("sign", OPERATORS)
     @pytest.mark.parametrize("undefined", [None, nan])
     def test_undefined_value_fails_either_way(self, value, sign, undefined):
-        report = made({"a": 20.0, "b": undefined, "c": 40.0}, overall=None, aggregate={"nonfinite": {}})
+        report = make({"a": 20.0, "b": undefined, "c": 40.0}, overall=None, aggregate={"nonfinite": {}})
         condition = parse(f"{value} {sign} 30")
         before = ReportValues(BEFORE) if compares(value) else None
         rules = [Rule("this", condition), Rule("opposite", condition.negate())]
@@ -126,8 +126,8 @@ class TestEveryFunction:
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_undefined_values_are_skipped_on_request(self, value):
-        report = made({"a": 20.0, "new" if compares(value) else "b": None, "c": 40.0})
-        before = made({"a": 21.0, "c": 39.0}) if compares(value) else None
+        report = make({"a": 20.0, "new" if compares(value) else "b": None, "c": 40.0})
+        before = make({"a": 21.0, "c": 39.0}) if compares(value) else None
         outcome = gate(report, f"{value} >= -100", before, undefined="skip")
 
         assert ("pass", 3, 1) == (outcome.status, outcome.judged, outcome.skipped)
@@ -135,8 +135,8 @@ class TestEveryFunction:
 
     @pytest.mark.parametrize("value", OF_LAYERS)
     def test_rule_fails_where_all_changed_layers_are_skipped(self, value):
-        report = made({"a": None, "b": None}, lossless=["same"])
-        before = made({}, lossless=["same"]) if compares(value) else None
+        report = make({"a": None, "b": None}, lossless=["same"])
+        before = make({}, lossless=["same"]) if compares(value) else None
         outcome = gate(report, f"{value} >= -100", before, undefined="skip")
 
         assert ("fail", 3, 2) == (outcome.status, outcome.judged, outcome.skipped)
@@ -145,13 +145,13 @@ class TestEveryFunction:
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
     def test_rule_without_any_value_fails_either_way(self, value, undefined):
-        report = made({"a": None}, overall=None, aggregate={"nonfinite": {}})
+        report = make({"a": None}, overall=None, aggregate={"nonfinite": {}})
         for text in (f"{value} >= -100", f"{value} < -100"):
             assert "fail" == gate(report, text, baseline_for(value), undefined=undefined).status
 
     @pytest.mark.parametrize("value", [*OF_LAYERS, "global(overall_snr_db)"])
     def test_rule_without_any_layer_fails_either_way(self, value):
-        report = made(overall=None, aggregate={"nonfinite": {"overall_snr_db": "nan"}})
+        report = make(overall=None, aggregate={"nonfinite": {"overall_snr_db": "nan"}})
         for text in (f"{value} >= -100", f"{value} < -100"):
             assert "fail" == gate(report, text, baseline_for(value)).status
 
@@ -192,7 +192,7 @@ class TestEveryFunction:
     )
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
     def test_unreliable_layer_fails_either_way(self, value, spoil, undefined):
-        report = made(LAYERS, **spoil)
+        report = make(LAYERS, **spoil)
         for text in (f"{value} >= -100", f"{value} < -100"):
             assert "fail" == gate(report, text, baseline_for(value), undefined=undefined).status
 
@@ -200,13 +200,13 @@ class TestEveryFunction:
 class TestIdenticalLayers:
     @pytest.mark.parametrize("value", ["snr_db", "min(snr_db)", "mean(snr_db)", "p05(snr_db)", "share(snr_db >= 9)"])
     def test_identical_layers_satisfy_every_floor(self, value):
-        outcome = gate(made(lossless=["a", "b"]), f"{value} >= 1")
+        outcome = gate(make(lossless=["a", "b"]), f"{value} >= 1")
 
         assert ("pass", 2, 2) == (outcome.status, outcome.judged, outcome.identical)
         assert "the same on both sides" in outcome.message
 
     def test_skipped_identical_layers_are_counted(self):
-        report = made(lossless=["a", "b"])
+        report = make(lossless=["a", "b"])
         report.lossless[0].bits_per_weight = None
         outcome = gate(report, "bits_per_weight <= 16", undefined="skip")
 
@@ -214,7 +214,7 @@ class TestIdenticalLayers:
 
     @pytest.mark.parametrize("metric", [name for name, r in LAYER_METRICS.items() if r.better == "lower"])
     def test_identical_layers_satisfy_every_error_bound(self, metric):
-        report = made(lossless=["a"], settings=weighted_by("one.dat"))
+        report = make(lossless=["a"], settings=weighted_by("one.dat"))
 
         assert ("fail" if metric == "saturated_pct" else "pass") == gate(report, f"{metric} <= 16").status
         assert metric in EQUAL_LAYER or metric in ("bits_per_weight", "saturated_pct")
@@ -225,18 +225,18 @@ class TestIdenticalLayers:
     )
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
     def test_identical_layers_are_weighted_only_with_an_importance_matrix(self, rule, undefined):
-        weighted, plain = (made(lossless=["a"], settings=weighted_by(path)) for path in ("one.dat", None))
+        weighted, plain = (make(lossless=["a"], settings=weighted_by(path)) for path in ("one.dat", None))
 
         assert "pass" == gate(weighted, rule, undefined=undefined).status
         assert "fail" == gate(plain, rule, undefined=undefined).status
 
     def test_identical_layers_do_not_stand_in_for_an_unweighted_layer(self):
-        report = made(rows=[row("b", 30.0, weighted_snr_db=None)], lossless=["a"], settings=weighted_by("one.dat"))
+        report = make(rows=[row("b", 30.0, weighted_snr_db=None)], lossless=["a"], settings=weighted_by("one.dat"))
 
         assert ["b"] == [violation.layer for violation in gate(report, "weighted_snr_db >= 20").violations]
 
     def test_means_over_layers_leave_out_identical_layers(self):
-        outcome = gate(made(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
+        outcome = gate(make(LAYERS, lossless=["same"]), "mean(snr_db) >= 30")
 
         assert ("pass", 30.0, 4, 1) == (outcome.status, outcome.observed, outcome.judged, outcome.identical)
 
@@ -250,16 +250,16 @@ class TestIdenticalLayers:
         }.items(),
     )
     def test_identical_layers_count_with_their_size(self, value, expected):
-        report = made(rows=[row("a", 30.0, bits_per_weight=8.0)], lossless=["same"])
+        report = make(rows=[row("a", 30.0, bits_per_weight=8.0)], lossless=["same"])
 
         assert expected == gate(report, f"{value} <= 100").observed
 
     def test_identical_layers_satisfy_limits_on_the_whole_model(self):
-        assert "pass" == gate(made(lossless=["a"], overall=None), "global(overall_snr_db) >= 30").status
-        assert "fail" == gate(made(lossless=["a"]), "global(compression_ratio) >= 0").status
+        assert "pass" == gate(make(lossless=["a"], overall=None), "global(overall_snr_db) >= 30").status
+        assert "fail" == gate(make(lossless=["a"]), "global(compression_ratio) >= 0").status
 
     def test_identical_layers_have_no_norm(self):
-        assert "fail" == gate(made(lossless=["a"]), "quantized_norm >= 0").status
+        assert "fail" == gate(make(lossless=["a"]), "quantized_norm >= 0").status
 
     def test_perfect_values_match_the_metrics(self):
         assert (inf, 0.0, 1.0, inf) == tuple(
@@ -275,7 +275,7 @@ class TestInfiniteValues:
     @pytest.mark.parametrize("infinite", [inf, -inf])
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
     def test_infinite_values_fail_either_way_and_are_not_skipped(self, value, infinite, undefined):
-        report = made({"a": 20.0, "b": infinite, "c": 40.0})
+        report = make({"a": 20.0, "b": infinite, "c": 40.0})
         for text in (f"{value} >= -100", f"{value} <= 100"):
             outcome = gate(report, text, baseline_for(value), undefined=undefined)
 
@@ -283,34 +283,34 @@ class TestInfiniteValues:
 
     @pytest.mark.parametrize("infinite", ["+inf", "-inf"])
     def test_infinite_model_values_fail_either_way(self, infinite):
-        report = made(LAYERS, overall=None, aggregate={"nonfinite": {"overall_snr_db": infinite}})
+        report = make(LAYERS, overall=None, aggregate={"nonfinite": {"overall_snr_db": infinite}})
         for text in ("global(overall_snr_db) >= -100", "global(overall_snr_db) <= 100"):
             assert "fail" == gate(report, text).status
 
     def test_infinite_values_come_before_other_violations(self):
-        outcome = gate(made({"b": 10.0, "a": -inf}), "snr_db >= 20")
+        outcome = gate(make({"b": 10.0, "a": -inf}), "snr_db >= 20")
 
         assert ["a", "b"] == [violation.layer for violation in outcome.violations]
 
     def test_infinite_value_cannot_improve(self):
-        before, report = made({"a": -inf, "b": 30.0}), made({"a": -inf, "b": 30.0})
+        before, report = make({"a": -inf, "b": 30.0}), make({"a": -inf, "b": 30.0})
 
         assert ["a"] == [v.layer for v in gate(report, "delta(snr_db) >= -1", before).violations]
 
 
 class TestSelection:
     def test_changed_norms_and_biases_are_judged_where_a_pattern_names_them(self):
-        report = made({"a.weight": 30.0}, other={"a.bias": 3.0})
+        report = make({"a.weight": 30.0}, other={"a.bias": 3.0})
 
         assert "pass" == gate(report, "snr_db >= 20").status
         assert "pass" == gate(report, "snr_db >= 20", layers=("*.weight",)).status
         assert "fail" == gate(report, "snr_db >= 20", layers=("a.*",)).status
 
     def test_excluded_layer_is_not_judged(self):
-        assert "pass" == gate(made(LAYERS), "snr_db >= 30", layers=("!a",)).status
+        assert "pass" == gate(make(LAYERS), "snr_db >= 30", layers=("!a",)).status
 
     def test_excluding_a_missing_layer_is_wrong_usage(self):
-        report = made({"model.mlp.up": 20.0}, lossless=["same"], other={"norm": 9.0})
+        report = make({"model.mlp.up": 20.0}, lossless=["same"], other={"norm": 9.0})
         for layers in (("!model.mpl*",), ("mlp", "!model.mpl*")):
             with pytest.raises(UsageError, match=r'rule "id": no layer matches "!model\.mpl\*"; did you mean'):
                 gate(report, "snr_db >= 20", layers=layers)
@@ -318,22 +318,22 @@ class TestSelection:
         assert "pass" == gate(report, "snr_db >= 20", layers=("!same", "!norm")).status
 
     def test_uncompared_layer_can_be_excluded(self):
-        assert "pass" == gate(made(LAYERS, missing=["gone"]), "snr_db >= 20", layers=("!gone",)).status
+        assert "pass" == gate(make(LAYERS, missing=["gone"]), "snr_db >= 20", layers=("!gone",)).status
 
     def test_pattern_outside_the_report_selection_is_explained(self):
-        report = made(LAYERS, selection={"patterns": ["attn", "!*.bias"]})
+        report = make(LAYERS, selection={"patterns": ["attn", "!*.bias"]})
         with pytest.raises(UsageError, match=r'no layer matches "!mlp".* \(the report covers only attn !\*\.bias\)'):
             gate(report, "snr_db >= 20", layers=("!mlp",))
 
     def test_missing_layer_elsewhere_does_not_matter(self):
-        report = made(LAYERS, missing=["d"], findings=[finding("e")])
+        report = make(LAYERS, missing=["d"], findings=[finding("e")])
 
         assert "pass" == gate(report, "snr_db >= 20", layers=("a", "b")).status
 
     def test_last_rule_with_an_id_decides_for_its_layers(self):
         strict = Rule("id", parse("snr_db >= 30"))
         lenient = Rule("id", parse("snr_db >= 15"), layers=("a",))
-        first, second = judge(made(LAYERS), strict, lenient).gates
+        first, second = judge(make(LAYERS), strict, lenient).gates
 
         assert ("pass", 2) == (first.status, first.judged)
         assert ("pass", 1) == (second.status, second.judged)
@@ -342,44 +342,44 @@ class TestSelection:
         strict = Rule("one", parse("snr_db >= 30"))
         lenient = Rule("two", parse("snr_db >= 15"), layers=("a",))
 
-        assert ["fail", "pass"] == [gate.status for gate in judge(made(LAYERS), strict, lenient).gates]
+        assert ["fail", "pass"] == [gate.status for gate in judge(make(LAYERS), strict, lenient).gates]
 
     def test_rule_that_decides_for_no_layer_fails(self):
-        first = judge(made({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
+        first = judge(make({"a": 30.0}), Rule("id", parse("snr_db >= 1")), Rule("id", parse("snr_db >= 2"), ("a",)))
 
         assert "later rules with the same id decide for all layers that it selects" in first.gates[0].message
 
 
 class TestBaseline:
     def test_missing_layer_fails(self):
-        outcome = gate(made({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
+        outcome = gate(make({"a": 20.0}), "delta(snr_db) >= -9", BEFORE, undefined="skip")
 
         assert ["b", "c"] == [violation.layer for violation in outcome.violations]
         assert "is in the baseline but not in this report" == outcome.violations[0].reason
 
     @pytest.mark.parametrize(("undefined", "status"), [("fail", "fail"), ("skip", "pass")])
     def test_new_layer_has_no_change(self, undefined, status):
-        outcome = gate(made(LAYERS | {"d": 30.0}), "delta(snr_db) >= -9", BEFORE, undefined=undefined)
+        outcome = gate(make(LAYERS | {"d": 30.0}), "delta(snr_db) >= -9", BEFORE, undefined=undefined)
 
         assert status == outcome.status
 
     def test_layer_that_is_no_longer_identical_got_worse_without_limit(self):
-        assert "fail" == gate(made({"a": 90.0}), "delta(snr_db) >= -1000", made(lossless=["a"])).status
+        assert "fail" == gate(make({"a": 90.0}), "delta(snr_db) >= -1000", make(lossless=["a"])).status
         relative = "rel_delta(snr_db) >= -1000"
-        now, before = made({"a": 90.0, "b": 30.0}), made({"b": 30.0}, lossless=["a"])
+        now, before = make({"a": 90.0, "b": 30.0}), make({"b": 30.0}, lossless=["a"])
         assert "fail" == gate(now, relative, before, undefined="skip").status
-        assert "pass" == gate(made(lossless=["a"]), "delta(snr_db) >= 1000", made({"a": 90.0})).status
+        assert "pass" == gate(make(lossless=["a"]), "delta(snr_db) >= 1000", make({"a": 90.0})).status
 
     @pytest.mark.parametrize("before", [{"a": 30.0}, {"a": None}])
     def test_only_new_layers_are_skipped(self, before):
-        report = made({"a": None, "b": 30.0})
-        for old in (made(before | {"b": 30.0}), made({"b": 30.0}, lossless=["a"])):
+        report = make({"a": None, "b": 30.0})
+        for old in (make(before | {"b": 30.0}), make({"b": 30.0}, lossless=["a"])):
             outcome = gate(report, "delta(snr_db) >= -1", old, undefined="skip")
 
             assert ("fail", 0, "a") == (outcome.status, outcome.skipped, outcome.violations[0].layer)
 
     def test_layer_identical_in_the_baseline_is_described_as_such(self):
-        same, differs = made(lossless=["a"]), made({"a": 90.0})
+        same, differs = make(lossless=["a"]), make({"a": 90.0})
 
         def reason(rule, report, before):
             return gate(report, rule, before).violations[0].reason
@@ -388,13 +388,13 @@ class TestBaseline:
         assert f"delta(snr_db) is -inf{was}" == reason("delta(snr_db) >= -100", differs, same)
         assert f"rel_delta(nmse) is inf{was}" == reason("rel_delta(nmse) <= 100", differs, same)
         assert "delta(snr_db) is inf" == reason("delta(snr_db) <= 100", same, differs)
-        assert "snr_db is -inf" == reason("delta(snr_db) >= -100", made({"a": -inf}), differs)
-        assert "snr_db is -inf" == judge(made({"a": -inf}), "snr_db >= 1").gates[0].violations[0].reason
+        assert "snr_db is -inf" == reason("delta(snr_db) >= -100", make({"a": -inf}), differs)
+        assert "snr_db is -inf" == judge(make({"a": -inf}), "snr_db >= 1").gates[0].violations[0].reason
 
     @pytest.mark.parametrize("function", ["delta", "rel_delta"])
     def test_layer_that_stays_identical_did_not_change(self, function):
-        assert "pass" == gate(made(lossless=["a"]), f"{function}(snr_db) == 0", made(lossless=["a"])).status
-        assert "pass" == gate(made(lossless=["a"]), f"{function}(nmse) == 0", made(lossless=["a"])).status
+        assert "pass" == gate(make(lossless=["a"]), f"{function}(snr_db) == 0", make(lossless=["a"])).status
+        assert "pass" == gate(make(lossless=["a"]), f"{function}(nmse) == 0", make(lossless=["a"])).status
 
     @pytest.mark.parametrize("undefined", ["fail", "skip"])
     @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ class TestBaseline:
         ids=["finding", "not finite", "missing"],
     )
     def test_layer_unreliable_in_the_baseline_is_never_skipped(self, undefined, spoil, reason):
-        before, report = made({"b": 30.0}, **spoil), made({"a": 30.0, "b": 30.0})
+        before, report = make({"b": 30.0}, **spoil), make({"a": 30.0, "b": 30.0})
         outcome = gate(report, "delta(snr_db) >= 0", before, undefined=undefined)
 
         assert [("a", reason)] == [(violation.layer, violation.reason) for violation in outcome.violations]
@@ -416,18 +416,18 @@ class TestBaseline:
     @pytest.mark.parametrize(
         ("before", "why"),
         [
-            (made(LAYERS, original={"tensors": 4, "bytes": 300}), "a different original: 4 tensors there, 3 here"),
-            (made(LAYERS, original={"tensors": 3, "bytes": 301}), "a different original: 301 bytes there, 300 here"),
-            (made(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
-            (made(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
-            (made(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1 here"),
-            (made(rows=[row("a", 20.0) | MARKED]), "the original a has other values there than here"),
+            (make(LAYERS, original={"tensors": 4, "bytes": 300}), "a different original: 4 tensors there, 3 here"),
+            (make(LAYERS, original={"tensors": 3, "bytes": 301}), "a different original: 301 bytes there, 300 here"),
+            (make(LAYERS, selection={"patterns": ["attn"]}), "different selection: attn there, all layers here"),
+            (make(LAYERS, settings=weighted_by(None, 0.1)), "another outlier threshold: 0.1 there, 0.01 here"),
+            (make(rows=[row("a", 20.0, original_norm=1.001)]), "the norm of the original a is 1.001 there, 1 here"),
+            (make(rows=[row("a", 20.0) | MARKED]), "the original a has other values there than here"),
         ],
     )
     def test_unrelated_baseline_is_refused(self, before, why):
         with pytest.raises(UsageError) as caught:
             judge(
-                made(rows=[row(name, snr) | OWN for name, snr in LAYERS.items()]),
+                make(rows=[row(name, snr) | OWN for name, snr in LAYERS.items()]),
                 "delta(snr_db) >= -1",
                 baseline=before,
             )
@@ -436,8 +436,8 @@ class TestBaseline:
         assert why in str(caught.value)
 
     def test_baseline_of_another_finetune_is_accepted_on_request(self):
-        before = made(rows=[row(name, snr, original_norm=2.0) for name, snr in LAYERS.items()])
-        report = made(LAYERS)
+        before = make(rows=[row(name, snr, original_norm=2.0) for name, snr in LAYERS.items()])
+        report = make(LAYERS)
         rule = Rule("delta", parse("delta(snr_db) >= -1"), baseline_original="any")
         judged = judge(report, rule, "snr_db >= 1", baseline=before)
 
@@ -461,24 +461,24 @@ class TestBaseline:
     def test_baseline_of_another_model_is_refused_in_any_case(self, rows, why):
         rule = Rule("delta", parse("delta(snr_db) >= -1"), baseline_original="any")
         with pytest.raises(UsageError, match=why):
-            judge(made({"a": 20.0, "b": 30.0}), rule, baseline=made(rows=rows, original={"tensors": 3, "bytes": 300}))
+            judge(make({"a": 20.0, "b": 30.0}), rule, baseline=make(rows=rows, original={"tensors": 3, "bytes": 300}))
 
     @pytest.mark.parametrize(
         ("before", "why"),
         [
-            (made(LAYERS, complete=False), "its run was interrupted"),
-            (made(LAYERS, findings=[finding(None)]), "it is inconclusive: None: broken"),
-            (made(LAYERS, missing=["d"], findings=[finding(None)]), "it is inconclusive: None: broken"),
-            (made(LAYERS, verdict="inconclusive", reasons=["why"]), "it is inconclusive: why"),
-            (made(), "it is inconclusive: nothing was compared"),
+            (make(LAYERS, complete=False), "its run was interrupted"),
+            (make(LAYERS, findings=[finding(None)]), "it is inconclusive: None: broken"),
+            (make(LAYERS, missing=["d"], findings=[finding(None)]), "it is inconclusive: None: broken"),
+            (make(LAYERS, verdict="inconclusive", reasons=["why"]), "it is inconclusive: why"),
+            (make(), "it is inconclusive: nothing was compared"),
         ],
     )
     def test_unreliable_baseline_is_refused(self, before, why):
         with pytest.raises(UsageError, match=f"the baseline is not reliable: {why}; compare again, or"):
-            judge(made(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
+            judge(make(LAYERS), Rule("id", parse("delta(snr_db) >= -1"), undefined="skip"), baseline=before)
 
     def test_infinite_layer_does_not_indicate_another_original(self):
-        broken, good = made(rows=[row("a", None, original_norm=0.9, finite=False)]), made({"a": 20.0})
+        broken, good = make(rows=[row("a", None, original_norm=0.9, finite=False)]), make({"a": 20.0})
         judged = judge(broken, "delta(snr_db) >= -1", baseline=good)
 
         assert ("inconclusive", Status.INCONCLUSIVE) == (judged.verdict, exit_status(judged))
@@ -490,7 +490,7 @@ class TestBaseline:
         [("a/one.dat", "a/two.dat"), (None, "one.dat"), ("one.dat", None), ("C:\\m\\one.dat", "two.dat")],
     )
     def test_another_importance_matrix_is_refused_where_it_counts(self, there, here):
-        before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, here))
+        before, after = (make(LAYERS, settings=weighted_by(path)) for path in (there, here))
         names = [re.split(r"[/\\]", path or "none")[-1] for path in (there, here)]
         for rule in ("delta(weighted_snr_db) >= -1", "rel_delta(weighted_nmse) <= 1"):
             with pytest.raises(
@@ -502,32 +502,32 @@ class TestBaseline:
 
     @pytest.mark.parametrize("there", ["/elsewhere/one.dat", "C:\\m\\one.dat", "one.dat"])
     def test_same_importance_matrix_in_another_folder_is_accepted(self, there):
-        before, after = (made(LAYERS, settings=weighted_by(path)) for path in (there, "m/one.dat"))
+        before, after = (make(LAYERS, settings=weighted_by(path)) for path in (there, "m/one.dat"))
 
         assert "pass" == gate(after, "delta(weighted_snr_db) >= -1", before).status
 
     def test_baseline_from_another_device_is_accepted(self):
-        before = made(rows=[row("a", 20.0, original_norm=1 + 1e-9)])
+        before = make(rows=[row("a", 20.0, original_norm=1 + 1e-9)])
 
-        assert "pass" == gate(made({"a": 20.0}), "delta(snr_db) >= 0", before).status
+        assert "pass" == gate(make({"a": 20.0}), "delta(snr_db) >= 0", before).status
 
 
 class TestVerdict:
     def test_satisfied_gates_pass_and_are_counted(self):
-        judged = judge(made(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
+        judged = judge(make(LAYERS), "snr_db >= 1", "min(snr_db) >= 1")
 
         assert ("pass", Status.OK) == (judged.verdict, exit_status(judged))
         assert ["everything selected was compared; 2 gates hold"] == judged.reasons
 
     def test_failed_gates_give_one_reason_each(self):
-        judged = judge(made(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
+        judged = judge(make(LAYERS), "snr_db >= 25", "min(snr_db) >= 1", "max(snr_db) < 40")
 
         assert ("fail", Status.GATE_FAILED) == (judged.verdict, exit_status(judged))
         assert [judged.gates[0].message, judged.gates[2].message] == judged.reasons
         assert "gate snr_db >= 25 does not hold: 1 of 3 layers, the worst a: 20 (margin -5)" == judged.reasons[0]
 
     def test_failed_warning_does_not_change_the_verdict(self):
-        judged = judge(made(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
+        judged = judge(make(LAYERS), Rule("id", parse("snr_db >= 25"), severity="warn"), "min(snr_db) >= 1")
 
         assert ("pass", Status.OK, "fail") == (judged.verdict, exit_status(judged), judged.gates[0].status)
         assert "1 gate holds; failed with a warning: 1 gate" in judged.reasons[0]
@@ -535,15 +535,15 @@ class TestVerdict:
     @pytest.mark.parametrize(
         ("report", "reason"),
         [
-            (made(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
-            (made(LAYERS, verdict="inconclusive"), "the report is inconclusive without a reason"),
-            (made(LAYERS, complete=False), "the run was interrupted"),
-            (made(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
-            (made(LAYERS, findings=[finding("a")]), "a: broken"),
-            (made(LAYERS, findings=[finding("not a layer")]), "not a layer: broken"),
-            (made(LAYERS, findings=[finding(None)]), "None: broken"),
-            (made(LAYERS, rows=[row("d", 30.0, finite=False)]), "d: has elements that are NaN or infinite"),
-            (made(), "nothing was compared"),
+            (make(LAYERS, verdict="inconclusive", reasons=["why"]), "why"),
+            (make(LAYERS, verdict="inconclusive"), "the report is inconclusive without a reason"),
+            (make(LAYERS, complete=False), "the run was interrupted"),
+            (make(LAYERS, missing=["d"]), "d: not compared: has no counterpart"),
+            (make(LAYERS, findings=[finding("a")]), "a: broken"),
+            (make(LAYERS, findings=[finding("not a layer")]), "not a layer: broken"),
+            (make(LAYERS, findings=[finding(None)]), "None: broken"),
+            (make(LAYERS, rows=[row("d", 30.0, finite=False)]), "d: has elements that are NaN or infinite"),
+            (make(), "nothing was compared"),
         ],
     )
     def test_unreliable_report_is_inconclusive_whatever_the_gates_state(self, report, reason):
@@ -554,14 +554,14 @@ class TestVerdict:
             assert Status.INCONCLUSIVE == exit_status(judged)
 
     def test_allowed_partial_report_is_judged_by_its_gates(self):
-        report = made(LAYERS, missing=["d"])
+        report = make(LAYERS, missing=["d"])
 
         assert Status.OK == exit_status(judge(report, "findings.info == 0"), allow_partial=True)
         assert Status.GATE_FAILED == exit_status(judge(report, "snr_db >= 1"), allow_partial=True)
 
     def test_damage_is_not_excused_with_what_was_not_compared(self):
-        report = made(LAYERS, missing=["d"], verdict="inconclusive", findings=[finding("a")])
-        absent = made(LAYERS, missing=["d"], verdict="inconclusive", findings=[finding("d")])
+        report = make(LAYERS, missing=["d"], verdict="inconclusive", findings=[finding("a")])
+        absent = make(LAYERS, missing=["d"], verdict="inconclusive", findings=[finding("d")])
 
         assert Status.INCONCLUSIVE == exit_status(report, allow_partial=True)
         assert [report.findings[0].message] == ReportValues(report).damage
@@ -569,39 +569,39 @@ class TestVerdict:
 
     @pytest.mark.parametrize("is_older", [False, True])
     def test_reasons_from_earlier_gates_are_dropped(self, is_older):
-        before = judge(made(LAYERS, missing=["d"]), "snr_db >= 1000")
-        stored = made(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)
+        before = judge(make(LAYERS, missing=["d"]), "snr_db >= 1000")
+        stored = make(LAYERS, missing=["d"], verdict="inconclusive", reasons=before.reasons)
         stored.gates, stored.reasons_by = before.gates, None if is_older else before.reasons_by
 
         assert ["result", "gate"] == before.reasons_by == [reason.by for reason in list_reasons(stored)]
         assert before.reasons[:1] == judge(stored, "findings.info == 0").reasons
 
     def test_rules_that_were_not_applied_leave_a_report_to_others(self):
-        stored = made(LAYERS, verdict="inconclusive", reasons=["not judged: no baseline"])
+        stored = make(LAYERS, verdict="inconclusive", reasons=["not judged: no baseline"])
         for by, verdict in (["rules"], "pass"), (["result"], "inconclusive"), (None, "inconclusive"):
             stored.reasons_by = by
 
             assert verdict == judge(stored, "findings.info == 0").verdict
 
     def test_reasons_name_their_source(self):
-        report = made(LAYERS, missing=["d"], findings=[finding("a"), finding(None)])
+        report = make(LAYERS, missing=["d"], findings=[finding("a"), finding(None)])
 
         assert ["finding", "finding", "result"] == judge(report, "findings.info == 0").reasons_by
 
     def test_violations_come_worst_first(self):
-        outcome = gate(made(LAYERS | {"d": None}), "snr_db >= 35")
+        outcome = gate(make(LAYERS | {"d": None}), "snr_db >= 35")
 
         assert [("d", None), ("a", -15.0), ("b", -5.0)] == [(v.layer, v.margin) for v in outcome.violations]
         assert "d" == outcome.worst_layer
 
     def test_satisfied_gate_names_the_layer_nearest_to_the_limit(self):
-        outcome = gate(made(LAYERS, lossless=["same"]), "snr_db >= 15")
+        outcome = gate(make(LAYERS, lossless=["same"]), "snr_db >= 15")
 
         assert ("a", 20.0, 5.0) == (outcome.worst_layer, outcome.observed, outcome.margin)
 
     def test_margin_too_large_for_a_number_is_left_out(self):
-        assert gate(made(LAYERS), "snr_db >= -1.7e308").margin is not None
-        assert gate(made(rows=[row("a", 1.7e308)]), "snr_db >= -1.7e308").margin is None
+        assert gate(make(LAYERS), "snr_db >= -1.7e308").margin is not None
+        assert gate(make(rows=[row("a", 1.7e308)]), "snr_db >= -1.7e308").margin is None
 
 
 class TestCause:
@@ -612,7 +612,7 @@ class TestCause:
 
     @pytest.mark.parametrize("rule", ["snr_db >= 25", "global(overall_snr_db) >= 99", "findings.warning == 0"])
     def test_cause_appears_in_every_output_with_the_value(self, rule):
-        outcome = gate(made(LAYERS, findings=[self.FOUND]), rule)
+        outcome = gate(make(LAYERS, findings=[self.FOUND]), rule)
         suite = Element("testsuite")
         junit._add_gate(suite, outcome, outcome.id)
 
@@ -623,14 +623,14 @@ class TestCause:
             assert f"{outcome.observed:.5g} (margin" in text
 
     def test_reason_without_a_number_appears_once_on_stderr(self):
-        gates = judge(made(LAYERS, missing=["gone"]), "snr_db >= 1", "snr_db >= 2").gates
+        gates = judge(make(LAYERS, missing=["gone"]), "snr_db >= 1", "snr_db >= 2").gates
         first, *others = format_gates(gates)[1:]
 
         assert "has no counterpart" in first
         assert ["FAIL: gate snr_db >= 2: as above"] == others
 
     def test_cause_appears_once_on_stderr(self):
-        gates = judge(made(LAYERS, findings=[self.FOUND]), "snr_db >= 25", "snr_db >= 26", "min(snr_db) >= 99").gates
+        gates = judge(make(LAYERS, findings=[self.FOUND]), "snr_db >= 25", "snr_db >= 26", "min(snr_db) >= 99").gates
 
         assert 1 == "\n".join(format_gates(gates[:2])).count(self.TRUNCATED)
 
@@ -644,7 +644,7 @@ class TestCause:
     )
     def test_unrelated_finding_is_not_given_as_a_cause(self, code, rule, layer):
         more = {"layers": (layer,)} if layer else {}
-        outcome = gate(made(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
+        outcome = gate(make(LAYERS, findings=[self.FOUND | {"code": code}]), rule, **more)
 
         assert "fail" == outcome.status
         assert self.TRUNCATED not in outcome.message
@@ -667,7 +667,7 @@ class TestReportMetrics:
     )
     def test_report_metrics_equal_the_report(self, metric, value):
         findings = [finding(None, severity) for severity in ("warning", "info", "warning")]
-        report = made(LAYERS, lossless=["x", "y"], other={"n": 3.0}, missing=["m"], findings=findings)
+        report = make(LAYERS, lossless=["x", "y"], other={"n": 3.0}, missing=["m"], findings=findings)
 
         assert value == gate(report, f"{metric} == {value}").observed
         assert metric in REPORT_METRICS
@@ -675,7 +675,7 @@ class TestReportMetrics:
     def test_report_metrics_are_undefined_where_no_layer_was_selected(self):
         nothing = {"original_compared_fraction": None, "quantized_compared_fraction": None}
 
-        assert "fail" == gate(made(LAYERS, coverage=nothing), "original_compared_fraction >= 0").status
+        assert "fail" == gate(make(LAYERS, coverage=nothing), "original_compared_fraction >= 0").status
 
 
 class TestExplain:
@@ -686,7 +686,7 @@ class TestExplain:
         Rule("model", parse("global(nmse) <= 1")),
         Rule("pct", parse("saturated_pct <= 1"), undefined="skip"),
     )
-    REPORT = made({"a1": 20.0, "b": 30.0}, rows=[row("a2", 16.0, saturated_pct=None)])
+    REPORT = make({"a1": 20.0, "b": 30.0}, rows=[row("a2", 16.0, saturated_pct=None)])
 
     def test_explanation_names_the_deciding_rule(self):
         lines = explain_layer(ReportValues(self.REPORT), self.RULES, "a2")
@@ -703,17 +703,17 @@ class TestExplain:
     def test_explanation_states_the_problem_with_a_layer(self):
         assert "does not hold: 20 (margin -10)" in explain_layer(ReportValues(self.REPORT), self.RULES, "a1")[1]
         assert "does not select it" in explain_layer(ReportValues(self.REPORT), self.RULES, "b")[1]
-        broken = ReportValues(made({"a1": 20.0}, findings=[finding("a1")]))
+        broken = ReportValues(make({"a1": 20.0}, findings=[finding("a1")]))
         assert "does not hold: broken" in explain_layer(broken, self.RULES, "a1")[1]
 
     def test_explanation_mentions_a_new_layer(self):
         rules = [Rule("new", parse("delta(snr_db) >= 0"), undefined="skip")]
-        lines = explain_layer(ReportValues(self.REPORT), rules, "a1", ReportValues(made({"b": 30.0})))
+        lines = explain_layer(ReportValues(self.REPORT), rules, "a1", ReportValues(make({"b": 30.0})))
 
         assert "  rule new: delta(snr_db) >= 0: skips it: is not in the baseline" == lines[1]
 
     def test_explanation_proposes_the_nearest_layer(self):
-        report = ReportValues(made({"model.layers.0.mlp.weight": 1.0}))
+        report = ReportValues(make({"model.layers.0.mlp.weight": 1.0}))
         with pytest.raises(UsageError, match=r"no layer named .*did you mean model\.layers\.0\.mlp\.weight"):
             explain_layer(report, self.RULES, "layers.0.mlp.weight")
 
@@ -740,15 +740,15 @@ def reports(draw):
     rows = [row(name, snr[name], finite=state != "not finite") for name, state in states.items() if state in GOOD]
     rows += [row(name, None) for name, state in states.items() if state == "null"]
 
-    def named(state):
+    def name_report(state):
         return [name for name, layer_state in states.items() if layer_state == state]
 
-    report = made(
+    report = make(
         rows=rows,
-        lossless=named("the same"),
-        missing=named("missing"),
-        other={name: snr[name] for name in named("other")},
-        findings=[finding(name) for name in named("finding")],
+        lossless=name_report("the same"),
+        missing=name_report("missing"),
+        other={name: snr[name] for name in name_report("other")},
+        findings=[finding(name) for name in name_report("finding")],
     )
     return report, states, snr
 
@@ -765,7 +765,7 @@ def test_null_missing_or_broken_layer_passes_no_rule_about_it(made_up, function,
         "global": f"global(overall_snr_db) {sign} {limit!r}",
     }.get(function, f"{function}(snr_db) {sign} {limit!r}")
     undefined = "skip" if skip else "fail"
-    baseline = made(dict.fromkeys(states or ["gone"], 20.0)) if "delta" in function else None
+    baseline = make(dict.fromkeys(states or ["gone"], 20.0)) if "delta" in function else None
     judged = judge(report, Rule("id", parse(text), undefined=undefined), baseline=baseline)
     about = [state for state in states.values() if state != "other" or function == "global"]
 
@@ -787,7 +787,7 @@ def test_rule_and_its_opposite_never_both_hold(made_up, function, sign, limit):
     report, states, _ = made_up
     metric = "overall_snr_db" if function == "global" else "snr_db > 3" if function == "share" else "snr_db"
     condition = parse(f"{function}({metric}) {sign} {limit!r}")
-    baseline = ReportValues(made(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
+    baseline = ReportValues(make(dict.fromkeys(states or ["gone"], 20.0))) if "delta" in function else None
     rules = [Rule("this", condition), Rule("opposite", condition.negate())]
 
     assert ["pass", "pass"] != [gate.status for gate in judge_subject(ReportValues(report), rules, baseline).gates]
@@ -795,12 +795,12 @@ def test_rule_and_its_opposite_never_both_hold(made_up, function, sign, limit):
 
 class TestNames:
     def test_every_layer_metric_can_be_judged(self):
-        report = made({"a": 0.5})
+        report = make({"a": 0.5})
         for metric in LAYER_METRICS:
             assert "pass" == gate(report, f"{metric} > 0").status
 
     def test_every_model_metric_can_be_judged(self):
-        report = made({"a": 0.5}, overall=0.5)
+        report = make({"a": 0.5}, overall=0.5)
         for metric in MODEL_METRICS:
             assert "pass" == gate(report, f"global({metric}) > 0").status
 
@@ -808,11 +808,11 @@ class TestNames:
 @pytest.mark.parametrize("code", ["identical", "swapped_sides"])
 def test_no_rule_holds_for_the_original_itself_or_for_swapped_sides(code):
     finding = {"code": code, "severity": "warning", "layer": None, "message": "is this the quantized checkpoint?"}
-    report = made(LAYERS, findings=[finding])
+    report = make(LAYERS, findings=[finding])
 
     judged = judge(report, "snr_db >= 10")
 
     assert ("inconclusive", [finding["message"]]) == (judged.verdict, judged.reasons)
     assert Status.INCONCLUSIVE == exit_status(judged)
     assert "pass" == judge(report).verdict  # without a rule nothing is claimed
-    assert "pass" == judge(made(LAYERS, findings=[finding | {"severity": "info"}]), "snr_db >= 10").verdict
+    assert "pass" == judge(make(LAYERS, findings=[finding | {"severity": "info"}]), "snr_db >= 10").verdict

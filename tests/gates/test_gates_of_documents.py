@@ -35,7 +35,7 @@ def evaluation():
 
 
 @pytest.fixture
-def stored(evaluation, tmp_path):
+def path(evaluation, tmp_path):
     evaluation.save(tmp_path / "evaluation.json")
     return tmp_path / "evaluation.json"
 
@@ -180,27 +180,27 @@ def gate(*words, env=None):
 class TestCommand:
     """Each test starts its own process to check statuses and streams."""
 
-    def test_gate_judges_an_evaluation_in_the_same_language(self, stored, tmp_path):
-        done = gate(stored, "--fail-if", "upper(kld_mean) > 0.02", "--require", "max(relative_error) <= 0.02", "--json")
+    def test_gate_judges_an_evaluation_in_the_same_language(self, path, tmp_path):
+        done = gate(path, "--fail-if", "upper(kld_mean) > 0.02", "--require", "max(relative_error) <= 0.02", "--json")
         document = json.loads(done.stdout)
 
         assert (Status.GATE_FAILED, "fail") == (done.returncode, document["verdict"])
         assert ["pass", "fail"] == [candidate["verdict"] for candidate in document["candidates"]]
 
-    def test_gate_explains_a_block_and_a_weight(self, stored):
+    def test_gate_explains_a_block_and_a_weight(self, path):
         rules = ("--require", "kld_mean < 1", "--require", "output_error < 1", "--require", "max(cosine) < 2")
-        done = gate(stored, *rules, "--explain", "model.layers.0.mlp.up_proj.weight")
+        done = gate(path, *rules, "--explain", "model.layers.0.mlp.up_proj.weight")
 
         assert 2 == done.stdout.count("layer model.layers.0.mlp.up_proj.weight, in weight")
         assert "rule kld_mean < 1: applies to the whole model" in done.stdout
         assert "rule output_error < 1: holds: 0.001 (margin 0.999)" in done.stdout
         assert "rule max(cosine) < 2: applies to blocks" in done.stdout
 
-    def test_gate_updates_the_baseline_and_writes_the_github_summary(self, stored, evaluation, tmp_path):
+    def test_gate_updates_the_baseline_and_writes_the_github_summary(self, path, evaluation, tmp_path):
         baseline = tmp_path / "baseline.json"
         sample.evaluation().save(baseline)
         words = ("--baseline", baseline, "--update-baseline", "-o", tmp_path / "judged.xml")
-        done = gate(stored, *words, env={"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")})
+        done = gate(path, *words, env={"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")})
 
         assert Status.OK == done.returncode, done.stderr
         assert "pass" == json.loads(baseline.read_text())["verdict"]
@@ -226,26 +226,26 @@ class TestCommand:
             line for line in (tmp_path / "summary.md").read_text().splitlines() if line.startswith("#")
         ]
 
-    def test_baseline_from_another_kind_is_wrong_usage(self, stored, tmp_path):
+    def test_baseline_from_another_kind_is_wrong_usage(self, path, tmp_path):
         sample.plan().save(tmp_path / "plan.json")
-        done = gate(stored, "--baseline", tmp_path / "plan.json")
+        done = gate(path, "--baseline", tmp_path / "plan.json")
 
         assert Status.USAGE == done.returncode
         assert "plan.json: the kind of the baseline (plan) differs from the document's (evaluation)" in done.stderr
 
 
 def test_every_document_kind_has_its_vocabulary():
-    for kind in KINDS.values():
-        vocabulary = kind.values.VOCABULARY
-        assert kind.name.lower() == vocabulary.document
+    for document_kind in KINDS.values():
+        vocabulary = document_kind.values.VOCABULARY
+        assert document_kind.name.lower() == vocabulary.document
         assert parse(vocabulary.example, vocabulary)
         assert vocabulary.no_worse is None or parse(vocabulary.no_worse, vocabulary)
 
 
-def test_checkpoint_cannot_be_a_baseline(stored, tmp_path):
+def test_checkpoint_cannot_be_a_baseline(path, tmp_path):
     checkpoint = tmp_path / "model.safetensors"
     checkpoint.write_bytes((2).to_bytes(8, "little") + b"{}")
-    done = call("gate", stored, "--baseline", checkpoint)
+    done = call("gate", path, "--baseline", checkpoint)
 
     assert Status.UNREADABLE == done.returncode
     assert "is a checkpoint, not a report" in done.stderr

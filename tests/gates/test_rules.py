@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import made
+from support.reports import make
 
 from quanterr.documents.comparison.values import ReportValues
 from quanterr.errors import Status, UsageError
@@ -235,7 +235,7 @@ class TestCommandLine:
 
     @pytest.mark.parametrize("snr_db", [20.0, None])
     def test_fail_if_never_fails_open(self, snr_db):
-        report = ReportValues(made({"a": snr_db}))
+        report = ReportValues(make({"a": snr_db}))
         for text in ("snr_db < 30", "snr_db != 40", "min(snr_db) < 30", "share(snr_db < 30) > 0", "max(snr_db) <= 20"):
             assert "fail" == judge_subject(report, read_rules(None, (), [text])).gates[0].status
 
@@ -290,8 +290,8 @@ class TestPresets:
     def test_presets_allow_plain_rounding_and_no_broken_layer(self):
         lowest = {"fp8": 31, "int8": 32, "int4": 19, "nf4": 20, "nvfp4": 20, "mxfp4": 18.8, "gguf-q4_k": 23}
         for name, snr in lowest.items():
-            good = made(dict.fromkeys("abc", float(snr)), overall=float(snr))
-            broken = made({"a": 9.5, "b": 60.0}, overall=float(snr))
+            good = make(dict.fromkeys("abc", float(snr)), overall=float(snr))
+            broken = make({"a": 9.5, "b": 60.0}, overall=float(snr))
 
             assert "pass" == judge_subject(ReportValues(good), read_rules(name)).verdict
             assert "fail" == judge_subject(ReportValues(broken), read_rules(name)).verdict

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from support import sample_documents
 from support.forked import call
-from support.reports import made, row
+from support.reports import make, row
 from support.stored import pair
 
 import quanterr
@@ -36,17 +36,17 @@ def today(monkeypatch):
     monkeypatch.setattr(waivers, "_today", lambda: LAST)
 
 
-def waived(rule=None, code=None, layers=("a",), until=LAST):
+def waive(rule=None, code=None, layers=("a",), until=LAST):
     return Waiver(rule, code, tuple(layers), until, "known since 1.0", "thresholds.toml: waiver 1")
 
 
-def judged(report, *known, require="snr_db >= 30"):
+def judge_report(report, *known, require="snr_db >= 30"):
     return judge_subject(ReportValues(report), [Rule("layers", parse(require), waivers=known)])
 
 
 class TestRules:
     def test_waived_layer_is_left_out_and_listed(self):
-        gate = judged(made(LAYERS), waived("layers")).gates[0]
+        gate = judge_report(make(LAYERS), waive("layers")).gates[0]
 
         assert ("pass", 31.0, "b", 2) == (gate.status, gate.observed, gate.worst_layer, gate.judged)
         assert [("a", 20.0, "waived until 2027-03-01: known since 1.0")] == [
@@ -56,18 +56,18 @@ class TestRules:
 
     @pytest.mark.parametrize(
         "known",
-        [waived("layers", layers=("b",)), waived("other"), waived("layers", layers=()), waived(code="excess_error")],
+        [waive("layers", layers=("b",)), waive("other"), waive("layers", layers=()), waive(code="excess_error")],
     )
     def test_other_waivers_change_nothing(self, known):
-        assert judged(made(LAYERS)) == judged(made(LAYERS), known)
+        assert judge_report(make(LAYERS)) == judge_report(make(LAYERS), known)
 
     def test_waiver_ends_after_its_last_day(self, monkeypatch):
         monkeypatch.setattr(waivers, "_today", lambda: date(2027, 3, 2))
 
-        assert "fail" == judged(made(LAYERS), waived("layers")).verdict
+        assert "fail" == judge_report(make(LAYERS), waive("layers")).verdict
 
     def test_other_layers_still_fail(self):
-        gate = judged(made(LAYERS | {"d": 25.0}), waived("layers")).gates[0]
+        gate = judge_report(make(LAYERS | {"d": 25.0}), waive("layers")).gates[0]
 
         assert ("fail", ["d"], ["a"]) == (
             gate.status,
@@ -77,12 +77,12 @@ class TestRules:
 
     def test_waiver_of_all_layers_leaves_none_to_judge(self):
         assert ("pass", 0) == (
-            (gate := judged(made({"a": 20.0}), waived("layers", layers=("*",))).gates[0]).status,
+            (gate := judge_report(make({"a": 20.0}), waive("layers", layers=("*",))).gates[0]).status,
             gate.judged,
         )
 
     def test_explanation_of_a_layer_names_its_waiver(self):
-        subject, rule = ReportValues(made(LAYERS)), Rule("layers", parse("snr_db >= 30"), waivers=(waived("layers"),))
+        subject, rule = ReportValues(make(LAYERS)), Rule("layers", parse("snr_db >= 30"), waivers=(waive("layers"),))
 
         assert explain_layer(subject, [rule], "a")[1].endswith("; waived until 2027-03-01: known since 1.0")
         assert "waived" not in explain_layer(subject, [rule], "b")[1]
@@ -90,18 +90,18 @@ class TestRules:
     def test_waiver_without_layers_is_about_the_whole(self):
         rule = "global(overall_snr_db) >= 30"
 
-        assert "fail" == judged(made(LAYERS), waived("layers", layers=("*",)), require=rule).verdict
-        assert "pass" == judged(made(LAYERS), waived("layers", layers=()), require=rule).verdict
+        assert "fail" == judge_report(make(LAYERS), waive("layers", layers=("*",)), require=rule).verdict
+        assert "pass" == judge_report(make(LAYERS), waive("layers", layers=()), require=rule).verdict
 
     def test_damage_is_not_waived_with_a_rule(self):
-        report = made(LAYERS, rows=[row("d", 30.0, finite=False)])
+        report = make(LAYERS, rows=[row("d", 30.0, finite=False)])
 
-        assert "inconclusive" == judged(report, waived("layers", layers=("a", "d"))).verdict
+        assert "inconclusive" == judge_report(report, waive("layers", layers=("a", "d"))).verdict
 
     def test_fail_fast_goes_on_after_a_waived_layer(self, report):
         layer = report.layers[0]
         check = make_violation_check([Rule("id", parse("snr_db >= 99"))], None)
-        known = (waived("id", layers=(layer.layer_name,)),)
+        known = (waive("id", layers=(layer.layer_name,)),)
 
         assert check(layer) is not None
         assert make_violation_check([Rule("id", parse("snr_db >= 99"), waivers=known)], None)(layer) is None
@@ -113,7 +113,7 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture
-def broken(report):
+def broken_report(report):
     finding = Finding("excess_error", "error", UP, f"{UP}: broken", None, {})
     return replace(
         report, findings=[finding], verdict="inconclusive", reasons=[finding.message], reasons_by=["finding"]
@@ -127,33 +127,33 @@ class TestFindings:
         path.write_text(RULE.replace("30", "1") + WAIVE.format('finding = "excess_error"', UP, LAST))
         return path
 
-    def test_waived_error_is_an_info_and_layers_are_judged(self, broken, thresholds):
-        judged = judge(broken, thresholds)
+    def test_waived_error_is_an_info_and_layers_are_judged(self, broken_report, thresholds):
+        judged = judge(broken_report, thresholds)
 
         assert ("pass", Status.OK) == (judged.verdict, exit_status(judged))
         assert f"waived: excess_error of {UP} until 2027-03-01: known since 1.0" in judged.reasons[0]
         assert "info" == judged.findings[0].severity
         assert judged.findings[0].message == f"{UP}: broken; error waived until 2027-03-01: known since 1.0"
 
-    def test_stored_waiver_does_not_outlive_its_file(self, broken, thresholds, monkeypatch):
-        stored = judge(broken, thresholds)
+    def test_stored_waiver_does_not_outlive_its_file(self, broken_report, thresholds, monkeypatch):
+        stored = judge(broken_report, thresholds)
         again = judge(stored, require="snr_db >= 1")
         monkeypatch.setattr(waivers, "_today", lambda: date(2027, 3, 2))
 
-        assert ("inconclusive", broken.findings) == (again.verdict, again.findings)
+        assert ("inconclusive", broken_report.findings) == (again.verdict, again.findings)
         assert "inconclusive" == judge(stored, thresholds).verdict
 
-    def test_other_error_is_not_excused(self, broken, thresholds):
-        other = replace(broken.findings[0], code="bad_rows")
-        judged = judge(replace(broken, findings=[*broken.findings, other]), thresholds)
+    def test_other_error_is_not_excused(self, broken_report, thresholds):
+        other = replace(broken_report.findings[0], code="bad_rows")
+        judged = judge(replace(broken_report, findings=[*broken_report.findings, other]), thresholds)
 
         assert ("inconclusive", [other.message]) == (judged.verdict, judged.reasons[:1])
 
     @pytest.mark.parametrize(("name", "severity"), [("other", "error"), (None, "error")])
-    def test_finding_of_another_layer_or_the_whole_is_not_waived(self, broken, thresholds, name, severity):
-        other = replace(broken.findings[0], layer=name, severity=severity)
+    def test_finding_of_another_layer_or_the_whole_is_not_waived(self, broken_report, thresholds, name, severity):
+        other = replace(broken_report.findings[0], layer=name, severity=severity)
 
-        assert "inconclusive" == judge(replace(broken, findings=[other]), thresholds).verdict
+        assert "inconclusive" == judge(replace(broken_report, findings=[other]), thresholds).verdict
 
 
 class TestInspections:

@@ -47,7 +47,7 @@ def little_endian(values: Iterable[int], bits: int) -> list[int]:
     return [stream >> 32 * word & 0xFFFFFFFF for word in range(-(-bits * len(values) // 32))]
 
 
-def signed(words: object, dtype: type = np.int32) -> np.ndarray:
+def to_signed(words: object, dtype: type = np.int32) -> np.ndarray:
     """Return unsigned words as signed integers of the same bits."""
     unsigned = {np.int16: np.uint16, np.int32: np.uint32, np.int64: np.uint64}[dtype]
     return np.array(words, dtype=unsigned).view(dtype)
@@ -101,13 +101,13 @@ def exl3() -> Made:
         ("c", 8, "mul1", 256, 128, (3, 256)),
     ):
         tiles = [[exl3_tile(bits, codebook) for _ in range(rows // 16)] for _ in range(cols // 16)]
-        stored[f"{name}.trellis"] = signed([[words for words, _ in line] for line in tiles], np.int16)
+        stored[f"{name}.trellis"] = to_signed([[words for words, _ in line] for line in tiles], np.int16)
         inner = np.block([[tile for _, tile in line] for line in tiles]).astype(np.float64)
         if name == "a":
             signs = [codes_of(0, 2, n) for n in (cols, rows)]
             for key, bit in zip(("su", "sv"), signs, strict=True):
                 words = (bit.reshape(-1, 16) << np.arange(16)).sum(1)
-                stored[f"{name}.{key}"] = signed(words, np.int16)
+                stored[f"{name}.{key}"] = to_signed(words, np.int16)
             suh, svh = (1.0 - 2.0 * bit for bit in signs)
         else:
             stored[f"{name}.suh"], stored[f"{name}.svh"] = factors(cols), factors(rows)
@@ -144,9 +144,9 @@ def exl2() -> Made:
             factor = f32((scale + 1) ** 2) * (np.float32(largest) / np.float32(256))
             columns.append(f32(codes - (1 << (bits - 1))) * factor)
         stored |= {
-            f"{name}.q_weight": signed(np.concatenate(packed)),
-            f"{name}.q_groups": signed(pairs, np.int16),
-            f"{name}.q_scale": signed(scales),
+            f"{name}.q_weight": to_signed(np.concatenate(packed)),
+            f"{name}.q_groups": to_signed(pairs, np.int16),
+            f"{name}.q_scale": to_signed(scales),
             f"{name}.q_scale_max": scale_max,
             f"{name}.q_invperm": order.astype(dtype),
         }
@@ -208,23 +208,23 @@ def vptq() -> Made:
             bits = [size.bit_length() - 1, residual.bit_length() - 1]
             both = index | second << bits[0]
             words = [[little_endian(line, sum(bits)) for line in group] for group in both]
-            stored[f"{name}.indices"] = signed(words)
+            stored[f"{name}.indices"] = to_signed(words)
         else:
-            stored[f"{name}.indices"] = signed(index, np.int16)
+            stored[f"{name}.indices"] = to_signed(index, np.int16)
             if residual:
-                stored[f"{name}.res_indices"] = signed(second, np.int16)
+                stored[f"{name}.res_indices"] = to_signed(second, np.int16)
         weight = vectors.transpose(1, 3, 0, 2).reshape(n * v, groups * width)[:rows, : cols - outliers]
         if outliers:
             w = 4
             book = RNG.normal(size=(32, w)).astype(F16)
             places = codes_of(0, 32, -(-rows // w), outliers)
             stored[f"{name}.outlier_centroids.weight"] = book.reshape(1, -1)
-            stored[f"{name}.outlier_indices"] = signed(places[None], np.int16)
+            stored[f"{name}.outlier_indices"] = to_signed(places[None], np.int16)
             first = f32(book[places]).transpose(0, 2, 1).reshape(-1, outliers)[:rows]
             weight = np.concatenate([first, weight], 1)
         if perm:
             order = RNG.permutation(cols)
-            stored[f"{name}.perm"] = signed(order, np.int16)
+            stored[f"{name}.perm"] = to_signed(order, np.int16)
             turned = np.empty_like(weight)
             turned[:, order] = weight
             weight = turned
@@ -348,8 +348,8 @@ def spqr() -> Made:
         stored |= {
             f"{name}.dense_weights": words.view(np.int64).reshape(-1),
             f"{name}.row_offsets": np.cumsum([0, *map(len, lines)]).astype(np.int32),
-            f"{name}.col_vals": signed([word for line in lines for word in line]),
-            f"{name}.in_perm": signed(order[0::2] | order[1::2] << 16) if name == "a" else np.zeros(0, np.int32),
+            f"{name}.col_vals": to_signed([word for line in lines for word in line]),
+            f"{name}.in_perm": to_signed(order[0::2] | order[1::2] << 16) if name == "a" else np.zeros(0, np.int32),
         }
         weight = f32(weight.astype(F16))
         values[f"{name}.weight"] = weight

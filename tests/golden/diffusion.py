@@ -221,7 +221,7 @@ def up_to(n: int, step: int = 128) -> int:
     return -(-n // step) * step
 
 
-def padded(array: np.ndarray, *shape: int, fill: float = 0) -> np.ndarray:
+def pad(array: np.ndarray, *shape: int, fill: float = 0) -> np.ndarray:
     whole = np.full(shape, fill, array.dtype)
     whole[tuple(slice(n) for n in array.shape)] = array
     return whole
@@ -288,13 +288,13 @@ def layer(
     pack = fragment_small if fp4 else fragment_scales
     bias = branch(dtype, rows)
     stored = {
-        "qweight": fragment_codes(padded(codes, high, wide)),
-        "wscales": pack(padded(scale, high, groups, fill=1)),
-        "bias": fragment_scales(padded(bias[:, None], high, 1, fill=1))[0],
-        names[0]: fragment_scales(padded(stored_smooth[:, None], wide, 1, fill=1))[0],
-        names[1]: fragment_scales(padded(smooth[:, None], wide, 1, fill=1))[0],
-        names[2]: fragment_branch(padded(down, rank, wide), True),
-        names[3]: fragment_branch(padded(up, high, rank), False),
+        "qweight": fragment_codes(pad(codes, high, wide)),
+        "wscales": pack(pad(scale, high, groups, fill=1)),
+        "bias": fragment_scales(pad(bias[:, None], high, 1, fill=1))[0],
+        names[0]: fragment_scales(pad(stored_smooth[:, None], wide, 1, fill=1))[0],
+        names[1]: fragment_scales(pad(smooth[:, None], wide, 1, fill=1))[0],
+        names[2]: fragment_branch(pad(down, rank, wide), True),
+        names[3]: fragment_branch(pad(up, high, rank), False),
     }
     residual = (E2M1[codes] if fp4 else f32((codes ^ 8) - 8)) * of_groups(scale, group)
     if "wtscale" in scales:
@@ -302,7 +302,7 @@ def layer(
         residual = residual * stored["wtscale"]
     if "wcscales" in scales:
         of_rows = factors(dtype, rows)
-        stored["wcscales"] = fragment_scales(padded(of_rows[:, None], high, 1, fill=1))[0]
+        stored["wcscales"] = fragment_scales(pad(of_rows[:, None], high, 1, fill=1))[0]
         residual = residual * f32(of_rows)[:, None]
     product, divisor = up.astype(np.float64) @ down.astype(np.float64), smooth.astype(np.float64)
     wide_residual = residual.astype(np.float64)
@@ -324,8 +324,8 @@ def modulation(module: str, rows: int, cols: int, parts: int, more_groups: int =
     kept = shifted.astype(BF16)
     stored = {
         "qweight": np.ascontiguousarray(words.transpose(0, 2, 1, 3, 4)).view(np.int32).reshape(rows // 4, cols // 2),
-        "wscales": padded(scale[order].T, cols // 64 + more_groups, rows),
-        "wzeros": padded(zero[order].T, cols // 64 + more_groups, rows),
+        "wscales": pad(scale[order].T, cols // 64 + more_groups, rows),
+        "wzeros": pad(zero[order].T, cols // 64 + more_groups, rows),
         "bias": kept[order],
     }
     weight = f32(codes) * of_groups(scale, 64) + of_groups(zero, 64)

@@ -497,10 +497,10 @@ def sextets(codes: np.ndarray) -> np.ndarray:
     return bytes_.astype(np.uint8).reshape(*codes.shape[:-1], -1)
 
 
-def small_floats(kind: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+def small_floats(code_type: str, *shape: int) -> tuple[np.ndarray, np.ndarray]:
     """Return codes of every value, and the values, by ml_dtypes."""
-    dtype = {"e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn}[kind]
-    codes = RNG.integers(0, 16 if kind == "e2m1" else 64, shape).astype(np.uint8)
+    dtype = {"e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn}[code_type]
+    codes = RNG.integers(0, 16 if code_type == "e2m1" else 64, shape).astype(np.uint8)
     return codes, codes.view(dtype).astype(np.float32)
 
 
@@ -520,9 +520,9 @@ def of_prefix(prefix: str, tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def describe(kind: str, **data: object) -> str:
+def describe(class_name: str, **data: object) -> str:
     """Return torchao's description of a tensor, as its header has it."""
-    return json.dumps({"_type": kind, "_data": data})
+    return json.dumps({"_type": class_name, "_data": data})
 
 
 def as_f4(codes: np.ndarray) -> Tensor:
@@ -533,8 +533,8 @@ def as_f4(codes: np.ndarray) -> Tensor:
 def microscaled_by_hand() -> Iterator[tuple[str, str, Tensors, Tensors]]:
     """Yield (case, how, stored, values) of MX and NVFP4 layouts that no fixture has."""
     stored, values = {}, {}
-    for name, kind, shape in (("2d", "e2m1", (5, 96)), ("3d", "e2m1", (3, 5, 64)), ("ragged", "e2m1", (3, 80))):
-        codes, plain = small_floats(kind, *shape)
+    for name, code_type, shape in (("2d", "e2m1", (5, 96)), ("3d", "e2m1", (3, 5, 64)), ("ragged", "e2m1", (3, 80))):
+        codes, plain = small_floats(code_type, *shape)
         scale = exponents(*shape[:-1], -(-shape[-1] // 32))
         for packed, prefix in (("weight_packed", "ct"), ("weight", "plain")):
             stored[f"{prefix}.{name}.{packed}"] = as_torch(nibbles(codes))
@@ -715,8 +715,8 @@ def dense() -> tuple[Tensors, Tensors]:
     stored = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         info = torch.finfo(dtype)
-        least = info.smallest_normal
-        odd = [0.0, -0.0, info.max, info.min, least, least * info.eps, torch.inf, -torch.inf, torch.nan]
+        smallest = info.smallest_normal
+        odd = [0.0, -0.0, info.max, info.min, smallest, smallest * info.eps, torch.inf, -torch.inf, torch.nan]
         name = str(dtype).removeprefix("torch.")
         stored[f"{name}.odd"] = torch.tensor(odd, dtype=torch.float64).to(dtype)
         for key, shape in shapes.items():

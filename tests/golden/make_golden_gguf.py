@@ -64,7 +64,7 @@ HALVES = {
     "Q4_0_ROCMFP4_FAST": (),
 }
 ROCM = ("Q4_0_ROCMFP4", "Q4_0_ROCMFP4_FAST")
-SIZES = {kind.name: sizes for kind, sizes in GGML_QUANT_SIZES.items()} | {
+SIZES = {ggml_type.name: sizes for ggml_type, sizes in GGML_QUANT_SIZES.items()} | {
     "Q2_0": (64, 18),
     "PQ2_0": (128, 34),
     "PTQ1_0": (128, 28),
@@ -123,29 +123,29 @@ HOW_BY_HAND = "by the formula of llama.cpp (P…: PrismML's fork) ggml/src/ggml-
 HOW_OF_ROCM = "by the formula of ROCmFPX's fork of llama.cpp, ggml/rocmfp4/rocmfp4.c rocmfp4_dequantize_row_"
 
 
-def values_of(kind: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def values_of(ggml_type: str, blocks: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return the values that the producer reads from blocks, uint8 (n, bytes of a block)."""
     with np.errstate(all="ignore"):
-        if kind in BY_HAND:
-            return BY_HAND[kind](blocks).astype(np.float32).reshape(shape)
-        values = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[kind])
+        if ggml_type in BY_HAND:
+            return BY_HAND[ggml_type](blocks).astype(np.float32).reshape(shape)
+        values = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[ggml_type])
     return values.astype(np.float32).reshape(shape)
 
 
 # ---- files
 
 
-def save(format: str, case: str, kind: str, stored: Arrays, values: Arrays, origin: dict[str, str]) -> None:
+def save(format: str, case: str, ggml_type: str, stored: Arrays, values: Arrays, origin: dict[str, str]) -> None:
     """Write a case; ``stored`` has bytes in the shape of the weight, the last dimension in bytes, or plain numbers."""
     path = HERE / format / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
-    if kind in NOT_IN_GGUF_PY:
+    if ggml_type in NOT_IN_GGUF_PY:
         from support.gguf_stored import Stored, gguf
 
-        tensors = [Stored(name, kind, values[name].shape, array.tobytes()) for name, array in stored.items()]
+        tensors = [Stored(name, ggml_type, values[name].shape, array.tobytes()) for name, array in stored.items()]
         path.write_bytes(gguf(tensors))
     else:
-        write(path, kind, stored, values)
+        write(path, ggml_type, stored, values)
     expected = path.with_suffix(".expected.safetensors")
     save_file({name: np.ascontiguousarray(array) for name, array in sorted(values.items())}, expected)
     save_file(load(expected.read_bytes()), expected, {"origin": json.dumps(origin)})
@@ -153,18 +153,18 @@ def save(format: str, case: str, kind: str, stored: Arrays, values: Arrays, orig
         file.chmod(0o644)
 
 
-def write(path: Path, kind: str, stored: Arrays, values: Arrays) -> None:
+def write(path: Path, ggml_type: str, stored: Arrays, values: Arrays) -> None:
     writer = GGUFWriter(path, "none")
     for name, array in stored.items():
         if array.dtype == np.uint8:
-            n, n_bytes = SIZES[kind]
+            n, n_bytes = SIZES[ggml_type]
             shape = values[name].shape
             if array.size * n // n_bytes != values[name].size or shape[-1] % n:  # the shape it is stored in
                 shape = (array.size // n_bytes, n)
             if shape != values[name].shape:
                 writer.add_array(f"comfy.gguf.orig_shape.{name}", [int(size) for size in values[name].shape])
             raw = array.reshape(*shape[:-1], shape[-1] // n * n_bytes)
-            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[ggml_type])
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -176,7 +176,7 @@ def write(path: Path, kind: str, stored: Arrays, values: Arrays) -> None:
 # ---- cut from fixtures
 
 
-def cut_rows(fixture: Path, format: str, kind: str, rows: int) -> None:
+def cut_rows(fixture: Path, format: str, ggml_type: str, rows: int) -> None:
     """Write the first rows of a weight as llama-quantize wrote them, with the values that llama.cpp's C code reads."""
     case = json.loads((fixture / "case.json").read_text())
     reader = GGUFReader(fixture / "quantized.gguf")
@@ -184,36 +184,36 @@ def cut_rows(fixture: Path, format: str, kind: str, rows: int) -> None:
     heads = reader.fields["llama.attention.head_count_kv"].contents()
     name = "blk.0.attn_k.weight"
     stored = next(tensor for tensor in reader.tensors if tensor.name == name)
-    assert stored.tensor_type.name == kind
+    assert stored.tensor_type.name == ggml_type
     whole = known[case["about"]["name_map"][name]]  # as in the original; llama.cpp stores k with its rows permuted
     whole = whole.reshape(heads, 2, whole.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(whole.shape)
     producer = case["about"]["producer"]
     origin = {"producer": f"{producer} of llama.cpp" if producer.startswith("llama") else producer}
     origin["how"] = f"the first {rows} rows of {name} of the fixture {fixture.name}, read by llama.cpp's C code"
-    save(format, producer.replace("-", "_"), kind, {name: stored.data[:rows]}, {name: whole[:rows]}, origin)
+    save(format, producer.replace("-", "_"), ggml_type, {name: stored.data[:rows]}, {name: whole[:rows]}, origin)
 
 
 # ---- random blocks
 
 
-def random_blocks(kind: str, n: int, tame: bool) -> np.ndarray:
+def random_blocks(ggml_type: str, n: int, tame: bool) -> np.ndarray:
     """Return blocks of random bytes; with ``tame``, their scales are those of weights."""
-    blocks = RNG.integers(0, 256, (n, SIZES[kind][1]), dtype=np.uint8)
-    for at in HALVES[kind]:
+    blocks = RNG.integers(0, 256, (n, SIZES[ggml_type][1]), dtype=np.uint8)
+    for at in HALVES[ggml_type]:
         if tame:
             scale = (RNG.standard_normal(n) * 0.01).astype(np.float16).view(np.uint16)
         else:
             scale = np.resize(RNG.permutation(np.array(ODD_HALVES, np.uint16)), n)
         blocks[:, at : at + 2] = scale[:, None].view(np.uint8)
-    if kind == "IQ1_M" and tame:  # the highest bits of d: a magnitude below 1
+    if ggml_type == "IQ1_M" and tame:  # the highest bits of d: a magnitude below 1
         blocks[:, 55] &= 0xBF
-    if kind == "MXFP4" and tame:
+    if ggml_type == "MXFP4" and tame:
         blocks[:, 0] = RNG.integers(110, 128, n)
     return blocks
 
 
-def random_case(kind: str) -> None:
-    n, n_bytes = SIZES[kind]
+def random_case(ggml_type: str) -> None:
+    n, n_bytes = SIZES[ggml_type]
     stored, values = {}, {}
     for name, shape, tame in (
         ("matrix.weight", (3, 2 * n), True),
@@ -221,21 +221,21 @@ def random_case(kind: str) -> None:
         ("vector.weight", (n,), True),
         ("odd.weight", (3, 4 * n), False),
     ):
-        blocks = random_blocks(kind, int(np.prod(shape)) // n, tame)
-        values[name] = values_of(kind, blocks, shape)
+        blocks = random_blocks(ggml_type, int(np.prod(shape)) // n, tame)
+        values[name] = values_of(ggml_type, blocks, shape)
         stored[name] = blocks.reshape(*shape[:-1], shape[-1] // n * n_bytes)
         assert np.isfinite(values[name]).any()
         assert np.isfinite(values[name]).all() or not tame
-    origin = HAND if kind in BY_HAND else GGUF_PY
-    by_hand = (HOW_OF_ROCM if kind in ROCM else HOW_BY_HAND) + kind.lower()
-    how = by_hand if kind in BY_HAND else "gguf.quants.dequantize"
+    origin = HAND if ggml_type in BY_HAND else GGUF_PY
+    by_hand = (HOW_OF_ROCM if ggml_type in ROCM else HOW_BY_HAND) + ggml_type.lower()
+    how = by_hand if ggml_type in BY_HAND else "gguf.quants.dequantize"
     origin = origin | {"how": f"blocks of random bytes, read by {how}"}
-    save(f"gguf_{kind.lower()}", "random_blocks", kind, stored, values, origin)
+    save(f"gguf_{ggml_type.lower()}", "random_blocks", ggml_type, stored, values, origin)
 
 
 def every_index() -> None:
     """Write every entry of the grids with random scales and signs."""
-    for kind, entries, per_entry in (
+    for ggml_type, entries, per_entry in (
         ("IQ1_S", 2048, 32),
         ("IQ2_XXS", 256, 32),
         ("IQ2_XS", 512, 32),
@@ -243,47 +243,47 @@ def every_index() -> None:
         ("IQ3_XXS", 256, 64),
         ("IQ3_S", 512, 64),
     ):
-        blocks = random_blocks(kind, entries // per_entry, True)
+        blocks = random_blocks(ggml_type, entries // per_entry, True)
         index = np.arange(entries).reshape(-1, per_entry)
         low, high = (index & 255).astype(np.uint8), index >> 8
-        if kind == "IQ1_S":
+        if ggml_type == "IQ1_S":
             words = blocks[:, 34:].view(np.uint16) & 0xF000
             words |= (high.reshape(-1, 8, 4) << np.array([0, 3, 6, 9])).sum(2).astype(np.uint16)
             blocks[:, 2:34], blocks[:, 34:] = low, words.view(np.uint8)
-        elif kind == "IQ2_XXS":
+        elif ggml_type == "IQ2_XXS":
             blocks[:, 2:].reshape(-1, 8, 8)[:, :, :4] = low.reshape(-1, 8, 4)
-        elif kind == "IQ2_XS":
+        elif ggml_type == "IQ2_XS":
             words = blocks[:, 2:66].copy().view(np.uint16) & 0xFE00 | index.astype(np.uint16)
             blocks[:, 2:66] = words.view(np.uint8)
-        elif kind == "IQ2_S":
+        elif ggml_type == "IQ2_S":
             blocks[:, 2:34] = low
             blocks[:, 66:74] = (high.reshape(-1, 8, 4) << np.array([0, 2, 4, 6])).sum(2)
         else:
             blocks[:, 2:66] = low
-            if kind == "IQ3_S":
+            if ggml_type == "IQ3_S":
                 blocks[:, 66:74] = (high.reshape(-1, 8, 8) << np.arange(8)).sum(2)
         shape = (len(blocks), 256)
-        values = {"grid.weight": values_of(kind, blocks, shape)}
+        values = {"grid.weight": values_of(ggml_type, blocks, shape)}
         how = {"how": "every index once, random scales and signs, read by gguf.quants.dequantize"}
-        save(f"gguf_{kind.lower()}", "every_index", kind, {"grid.weight": blocks}, values, GGUF_PY | how)
+        save(f"gguf_{ggml_type.lower()}", "every_index", ggml_type, {"grid.weight": blocks}, values, GGUF_PY | how)
 
 
 def every_exponent() -> None:
     """Write every scale of the two types whose scale is a byte."""
-    for kind, per_block in (("MXFP4", 1), ("NVFP4", 4)):
-        n, n_bytes = SIZES[kind]
+    for ggml_type, per_block in (("MXFP4", 1), ("NVFP4", 4)):
+        n, n_bytes = SIZES[ggml_type]
         blocks = RNG.integers(0, 256, (256 // per_block, n_bytes), dtype=np.uint8)
         blocks[:, :per_block] = np.arange(256, dtype=np.uint8).reshape(-1, per_block)
         shape = (len(blocks), n)
-        values = {"scales.weight": values_of(kind, blocks, shape)}
+        values = {"scales.weight": values_of(ggml_type, blocks, shape)}
         how = {"how": "every scale once, random codes, read by gguf.quants.dequantize"}
-        save(f"gguf_{kind.lower()}", "every_scale", kind, {"scales.weight": blocks}, values, GGUF_PY | how)
+        save(f"gguf_{ggml_type.lower()}", "every_scale", ggml_type, {"scales.weight": blocks}, values, GGUF_PY | how)
 
 
 # ---- side tensors and shapes
 
 
-def scaled(fixtures: Path) -> None:
+def write_scaled(fixtures: Path) -> None:
     """Write NVFP4 with X.scale: one from a fixture, and one for each expert by hand."""
     reader = GGUFReader(fixtures / "gguf_nvfp4_modelopt" / "quantized.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -304,18 +304,18 @@ def scaled(fixtures: Path) -> None:
     save("gguf_nvfp4", "modelopt_and_experts", "NVFP4", stored, values, GGUF_PY | {"how": how})
 
 
-def reshaped(fixtures: Path) -> None:
+def write_reshaped(fixtures: Path) -> None:
     """Write shapes whose rows are not whole blocks, as ComfyUI-GGUF stores them."""
-    for kind, shapes in (
+    for ggml_type, shapes in (
         ("Q8_0", {"conv.weight": (8, 4, 3, 3), "video.weight": (2, 3, 4, 2, 4), "narrow.weight": (24, 20)}),
         ("Q5_K", {"conv.weight": (16, 16, 3, 3), "wide.weight": (3, 256), "narrow.weight": (64, 36)}),
     ):
         stored, values = {}, {}
         for name, shape in shapes.items():
-            blocks = random_blocks(kind, int(np.prod(shape)) // SIZES[kind][0], True)
-            stored[name], values[name] = blocks.reshape(1, -1), values_of(kind, blocks, shape)
+            blocks = random_blocks(ggml_type, int(np.prod(shape)) // SIZES[ggml_type][0], True)
+            stored[name], values[name] = blocks.reshape(1, -1), values_of(ggml_type, blocks, shape)
         how = "comfy.gguf.orig_shape, random blocks, read by gguf.quants.dequantize and put into that shape"
-        save(f"gguf_{kind.lower()}", "comfy_shapes", kind, stored, values, GGUF_PY | {"how": how})
+        save(f"gguf_{ggml_type.lower()}", "comfy_shapes", ggml_type, stored, values, GGUF_PY | {"how": how})
 
 
 def plain() -> None:
@@ -337,24 +337,24 @@ def plain() -> None:
 def rocm() -> None:
     """Write the types of ROCmFPX, from random numbers of their own."""
     RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
-    for kind in ROCM:
-        random_case(kind)
+    for ggml_type in ROCM:
+        random_case(ggml_type)
 
 
 def main() -> None:
     fixtures = Path(sys.argv[1]) / "gguf"
-    for kind in FIXTURES:
-        cut_rows(fixtures / f"gguf_{kind.lower()}", f"gguf_{kind.lower()}", kind, 3)
-    for kind in ("TQ1_0", "TQ2_0"):
-        cut_rows(fixtures / f"gguf_py_{kind.lower()}", f"gguf_{kind.lower()}", kind, 3)
+    for ggml_type in FIXTURES:
+        cut_rows(fixtures / f"gguf_{ggml_type.lower()}", f"gguf_{ggml_type.lower()}", ggml_type, 3)
+    for ggml_type in ("TQ1_0", "TQ2_0"):
+        cut_rows(fixtures / f"gguf_py_{ggml_type.lower()}", f"gguf_{ggml_type.lower()}", ggml_type, 3)
     cut_rows(fixtures / "gguf_bf16", "dense", "BF16", 3)
-    for kind in HALVES:
-        if kind not in ROCM:
-            random_case(kind)
+    for ggml_type in HALVES:
+        if ggml_type not in ROCM:
+            random_case(ggml_type)
     every_index()
     every_exponent()
-    scaled(fixtures)
-    reshaped(fixtures)
+    write_scaled(fixtures)
+    write_reshaped(fixtures)
     plain()
     rocm()
 

@@ -52,9 +52,9 @@ PLAIN = ("Q6_0", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ2_KS", "IQ3_KS"
 PLAIN += ("IQ1_BN", "IQ2_BN", "IQ2_KL", "Q8_KV", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")
 
 
-def function_name(kind: str) -> str:
+def function_name(ggml_type: str) -> str:
     """Return the type as names of functions spell it."""
-    return kind.lower().replace("q8_kv", "q8_KV")
+    return ggml_type.lower().replace("q8_kv", "q8_KV")
 
 
 class InitParams(ctypes.Structure):
@@ -75,11 +75,11 @@ class Library:
         self.functions = ctypes.CDLL(path)
         self.functions.ggml_init(InitParams(1 << 20, None, False))  # makes the table of float16 numbers
 
-    def quantize(self, kind: str, values: np.ndarray) -> np.ndarray:
+    def quantize(self, ggml_type: str, values: np.ndarray) -> np.ndarray:
         """Return quantized rows, uint8 (rows, bytes)."""
         rows, cols = values.shape
-        stored = np.zeros((rows, OF_NAME[kind].count_bytes((1, cols))), np.uint8)
-        function = self.functions[f"quantize_{function_name(kind)}"]
+        stored = np.zeros((rows, OF_NAME[ggml_type].count_bytes((1, cols))), np.uint8)
+        function = self.functions[f"quantize_{function_name(ggml_type)}"]
         function.restype = ctypes.c_size_t
         size = function(
             pointer(values),
@@ -89,21 +89,21 @@ class Library:
             None,
             None,
         )
-        assert size == stored.size, (kind, size, stored.shape)
+        assert size == stored.size, (ggml_type, size, stored.shape)
         return stored
 
-    def dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
+    def dequantize(self, ggml_type: str, stored: np.ndarray, cols: int) -> np.ndarray:
         """Return values, float32 (rows, cols). The library reads interleaved rows together."""
-        if kind in ("IQ1_BN", "IQ2_BN"):  # these functions ignore the head of a row, which kernels multiply by
-            head = OF_NAME[kind].head
+        if ggml_type in ("IQ1_BN", "IQ2_BN"):  # these functions ignore the head of a row, which kernels multiply by
+            head = OF_NAME[ggml_type].head
             d = stored[:, :head].copy().view(np.float16 if head == 2 else np.float32).astype(np.float32)
-            return d * self._dequantize(kind, stored[:, head:], cols)
-        return self._dequantize(kind, stored, cols)
+            return d * self._dequantize(ggml_type, stored[:, head:], cols)
+        return self._dequantize(ggml_type, stored, cols)
 
-    def _dequantize(self, kind: str, stored: np.ndarray, cols: int) -> np.ndarray:
-        together = OF_NAME[kind].rows
+    def _dequantize(self, ggml_type: str, stored: np.ndarray, cols: int) -> np.ndarray:
+        together = OF_NAME[ggml_type].rows
         values = np.zeros((len(stored), cols), np.float32)
-        function = self.functions[f"dequantize_row_{function_name(kind)}"]
+        function = self.functions[f"dequantize_row_{function_name(ggml_type)}"]
         function.restype = None
         for row in range(0, len(stored), together):
             group = np.ascontiguousarray(stored[row : row + together])
@@ -117,13 +117,13 @@ class Library:
         return values
 
 
-def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: bool = False) -> np.ndarray:
+def random_rows(rng: np.random.Generator, ggml_type: str, rows: int, cols: int, odd: bool = False) -> np.ndarray:
     """Return rows of random bytes, uint8 (rows, bytes), with tame scales unless ``odd``."""
-    of = OF_NAME[kind]
+    of = OF_NAME[ggml_type]
     groups, blocks = rows // of.rows, cols // of.elements
     raw = rng.integers(0, 256, (groups, blocks, of.rows * of.n_bytes), dtype=np.uint8)
-    if base_of(kind) not in WITHOUT_D:
-        shape = groups, blocks, of.rows * (2 if base_of(kind) in WITH_MINIMA else 1)
+    if base_of(ggml_type) not in WITHOUT_D:
+        shape = groups, blocks, of.rows * (2 if base_of(ggml_type) in WITH_MINIMA else 1)
         scale = rng.standard_normal(shape) * 1e-3
         if odd:
             scale = np.resize(rng.choice(ODD_HALVES), shape)
@@ -140,46 +140,48 @@ def random_rows(rng: np.random.Generator, kind: str, rows: int, cols: int, odd: 
     return np.concatenate([heads, raw.reshape(groups, -1)], 1).reshape(rows, -1)
 
 
-def base_of(kind: str) -> str:
+def base_of(ggml_type: str) -> str:
     """Return the variant of a type that does not interleave rows."""
-    return "Q8_K_R8" if kind.startswith("Q8_K_R") else kind.split("_R")[0]
+    return "Q8_K_R8" if ggml_type.startswith("Q8_K_R") else ggml_type.split("_R")[0]
 
 
-def make_plain(library: Library, kind: str) -> None:
+def make_plain(library: Library, ggml_type: str) -> None:
     """Write weights of a type that does not interleave rows."""
-    of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
+    of, rng = OF_NAME[ggml_type], np.random.default_rng(OF_NAME[ggml_type].number)
     of_one_row, two = (1, of.elements), (1, 2 * of.elements)
     weights = (rng.standard_normal(two if of.head else of_one_row) * 0.02).astype(np.float32)
     rows = {
-        "quantized": library.quantize(kind, weights),
-        "random": random_rows(rng, kind, *of_one_row),
-        "odd": random_rows(rng, kind, *((2, of.elements) if of.head else two), odd=True),
+        "quantized": library.quantize(ggml_type, weights),
+        "random": random_rows(rng, ggml_type, *of_one_row),
+        "odd": random_rows(rng, ggml_type, *((2, of.elements) if of.head else two), odd=True),
     }
-    how = "; ".join(f"{name}: {HOW[name].format(function_name(kind))}" for name in rows)
-    save(library, "ik_llama_cpp", {f"{name}.weight": (kind, raw) for name, raw in rows.items()}, how)
+    how = "; ".join(f"{name}: {HOW[name].format(function_name(ggml_type))}" for name in rows)
+    save(library, "ik_llama_cpp", {f"{name}.weight": (ggml_type, raw) for name, raw in rows.items()}, how)
 
 
-def make_interleaved(library: Library, kind: str) -> None:
+def make_interleaved(library: Library, ggml_type: str) -> None:
     """Write a weight of a type that interleaves rows."""
-    of, rng = OF_NAME[kind], np.random.default_rng(OF_NAME[kind].number)
+    of, rng = OF_NAME[ggml_type], np.random.default_rng(OF_NAME[ggml_type].number)
     shape = (of.rows, 256) if of.elements >= 64 else (2 * of.rows, 2 * of.elements)
-    if kind == "MXFP4_R8":  # dequantize_row_mxfp4_r8 writes beyond its rows
+    if ggml_type == "MXFP4_R8":  # dequantize_row_mxfp4_r8 writes beyond its rows
         weights = (rng.standard_normal(shape) * 0.02).astype(np.float32)
         values = library.dequantize("MXFP4", library.quantize("MXFP4", weights), shape[1])
         how = f"{HOW['quantized'].format('mxfp4_r8')}; the values are those that quantize_mxfp4 stores"
-        rows = {"interleaved.weight": (kind, library.quantize(kind, weights))}
+        rows = {"interleaved.weight": (ggml_type, library.quantize(ggml_type, weights))}
         write("ik_llama_cpp_rows", rows, {"interleaved.weight": values}, how)
         return
-    raw = random_rows(rng, kind, *shape)
-    save(library, "ik_llama_cpp_rows", {"interleaved.weight": (kind, raw)}, HOW["random"])
+    raw = random_rows(rng, ggml_type, *shape)
+    save(library, "ik_llama_cpp_rows", {"interleaved.weight": (ggml_type, raw)}, HOW["random"])
 
 
 def save(library: Library, case: str, rows: Rows, how: str) -> None:
     """Write the file, and the values of its weights that the library reads."""
-    values = {name: library.dequantize(kind, raw, cols_of(kind, raw)) for name, (kind, raw) in rows.items()}
-    kind = next(iter(rows.values()))[0]
-    times = ", times the number before each row" if kind in ("IQ1_BN", "IQ2_BN") else ""
-    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(kind)}{times}")
+    values = {
+        name: library.dequantize(ggml_type, raw, cols_of(ggml_type, raw)) for name, (ggml_type, raw) in rows.items()
+    }
+    ggml_type = next(iter(rows.values()))[0]
+    times = ", times the number before each row" if ggml_type in ("IQ1_BN", "IQ2_BN") else ""
+    write(case, rows, values, f"{how}; read by dequantize_row_{function_name(ggml_type)}{times}")
 
 
 def make_i2_s(library: Library) -> None:
@@ -193,21 +195,23 @@ def make_i2_s(library: Library) -> None:
     write("ik_llama_cpp", {"x.weight": ("I2_S", raw.reshape(1, -1))}, {"x.weight": values}, how)
 
 
-def cols_of(kind: str, raw: np.ndarray) -> int:
+def cols_of(ggml_type: str, raw: np.ndarray) -> int:
     """Return how many columns rows of bytes have."""
-    of = OF_NAME[kind]
+    of = OF_NAME[ggml_type]
     return (raw.shape[1] - of.head) // of.n_bytes * of.elements
 
 
 def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> None:
     """Write the file and the values of its weights."""
-    kind = next(iter(rows.values()))[0]
+    ggml_type = next(iter(rows.values()))[0]
     origin = {"producer": PRODUCER, "how": how}
-    if kind in ADDS_ZERO:
+    if ggml_type in ADDS_ZERO:
         origin["zeros"] = "positive: it adds d * code and -32 d, -16 d or -128 d"
-    path = HERE / f"gguf_{base_of(kind).lower()}" / f"{case}.gguf"
+    path = HERE / f"gguf_{base_of(ggml_type).lower()}" / f"{case}.gguf"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gguf(Stored(name, kind, values[name].shape, raw.tobytes()) for name, (kind, raw) in rows.items()))
+    path.write_bytes(
+        gguf(Stored(name, ggml_type, values[name].shape, raw.tobytes()) for name, (ggml_type, raw) in rows.items())
+    )
     expected = path.with_suffix(".expected.safetensors")
     save_file(values, expected)
     save_file(load(expected.read_bytes()), expected, {"origin": json.dumps(origin)})
@@ -218,11 +222,11 @@ def write(case: str, rows: Rows, values: dict[str, np.ndarray], how: str) -> Non
 def main() -> None:
     library = Library(sys.argv[1])
     make_i2_s(library)
-    for kind in PLAIN:
-        make_plain(library, kind)
-    for kind in OF_NAME.values():
-        if kind.rows > 1:
-            make_interleaved(library, kind.name)
+    for ggml_type in PLAIN:
+        make_plain(library, ggml_type)
+    for ggml_type in OF_NAME.values():
+        if ggml_type.rows > 1:
+            make_interleaved(library, ggml_type.name)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ def normal(*shape, dtype=np.float32):
 
 def model_of(nodes, tensors, inputs=(), outputs=()):
     """Return a model with these nodes and initializers."""
-    inputs = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in inputs]
-    outputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs]
+    inputs = [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in inputs]
+    outputs = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs]
     graph = helper.make_graph(nodes, "g", inputs, outputs, tensors)
     return helper.make_model(graph, opset_imports=OPSETS, ir_version=10)
 
@@ -40,18 +40,18 @@ def linear_model(weights, operator="MatMul"):
     """Return a model that multiplies by each of these weights, [in, out], in nodes with the names of an exporter."""
     nodes, tensors, inputs, outputs = [], [], [], []
     for n, (path, weight) in enumerate(weights.items()):
-        kind = helper.np_dtype_to_tensor_dtype(weight.dtype)
+        dtype = helper.np_dtype_to_tensor_dtype(weight.dtype)
         tensors.append(numpy_helper.from_array(weight, f"onnx::MatMul_{n}"))
         nodes.append(helper.make_node(operator, [f"x{n}", f"onnx::MatMul_{n}"], [f"y{n}"], name=f"/{path}/MatMul"))
-        inputs.append((f"x{n}", kind, ["n", weight.shape[0]]))
-        outputs.append((f"y{n}", kind))
+        inputs.append((f"x{n}", dtype, ["n", weight.shape[0]]))
+        outputs.append((f"y{n}", dtype))
     return model_of(nodes, tensors, inputs, outputs)
 
 
-def run(nodes, tensors, output, feeds=None, kind=TensorProto.FLOAT):
+def run(nodes, tensors, output, feeds=None, dtype=TensorProto.FLOAT):
     """Return what nodes compute."""
     inputs = [(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for name, x in (feeds or {}).items()]
-    model = model_of(nodes, tensors, inputs, [(output, kind)])
+    model = model_of(nodes, tensors, inputs, [(output, dtype)])
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -84,7 +84,7 @@ def dequantize(tensors, **attributes):
     return run([node], tensors, "y")
 
 
-def quantized(weights, bits, block, symmetric, layout=QuantFormat.QOperator, operators=("MatMul",), model=None):
+def quantize(weights, bits, block, symmetric, layout=QuantFormat.QOperator, operators=("MatMul",), model=None):
     """Return a model as MatMulNBitsQuantizer writes it."""
     config = DefaultWeightOnlyQuantConfig(
         block_size=block,
@@ -137,7 +137,7 @@ def make_nbits():
         ("eight", 8, 16, False, 32),
         ("two", 2, 16, False, 80),
     ):
-        models.append(quantized({f"model/{name}": normal(cols, 6)}, bits, block, symmetric))
+        models.append(quantize({f"model/{name}": normal(cols, 6)}, bits, block, symmetric))
     codes = RANDOM.integers(0, 256, (6, 2, 8), np.uint8)
     scales = normal(6, 2).astype(np.float16).astype(np.float32)  # so that no order of operations rounds
     zeros = 8 + RANDOM.integers(-8, 8, (6, 2)).astype(np.float32) / 2
@@ -151,7 +151,7 @@ def make_nbits():
         node = helper.make_node("Gather", [f"{name}.weight", "i"], ["y"], f"/{name}/Gather")
         table = numpy_helper.from_array(normal(6, 32), f"{name}.weight")
         gather = model_of([node], [table], [("i", TensorProto.INT64, ["n"])], [("y", TensorProto.FLOAT)])
-        models.append(quantized({}, 4, 16, symmetric, operators=("Gather",), model=gather))
+        models.append(quantize({}, 4, 16, symmetric, operators=("Gather",), model=gather))
     tensors = [
         numpy_helper.from_array(RANDOM.integers(0, 256, (6, 16), np.uint8), "bytes.weight_Q4"),
         numpy_helper.from_array(normal(6, 2), "bytes.weight_scales"),
@@ -224,7 +224,7 @@ def make_linear():
         tensors += parts
     models = [model_of(nodes, tensors)]
     for name, symmetric in (("int4", True), ("uint4", False)):
-        model = quantized({f"model/{name}": normal(32, 6)}, 4, 16, symmetric, QuantFormat.QDQ)
+        model = quantize({f"model/{name}": normal(32, 6)}, 4, 16, symmetric, QuantFormat.QDQ)
         node = next(node for node in model.graph.node if node.op_type == "DequantizeLinear")
         expected[f"model.{name}.weight"] = dequantize(tensors_of(model, node.input), axis=0, block_size=16).T
         models.append(model)
@@ -254,8 +254,8 @@ def make_dynamic(prefix, per_channel):
     given = model_of(nodes, tensors, [("i", TensorProto.INT64, [4])], [("y", TensorProto.FLOAT)])
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(given, f"{folder}/x.onnx")
-        kind = QuantType.QInt8 if per_channel else QuantType.QUInt8
-        quantize_dynamic(f"{folder}/x.onnx", f"{folder}/y.onnx", per_channel=per_channel, weight_type=kind)
+        quant_type = QuantType.QInt8 if per_channel else QuantType.QUInt8
+        quantize_dynamic(f"{folder}/x.onnx", f"{folder}/y.onnx", per_channel=per_channel, weight_type=quant_type)
         model = onnx.load(f"{folder}/y.onnx")
     expected, stored = {}, [tensor.name for tensor in model.graph.initializer]
     for name in stored:

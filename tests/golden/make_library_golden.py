@@ -35,11 +35,11 @@ def bitsandbytes() -> Iterator[Case]:
     from bitsandbytes import functional
     from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 
-    def four_bits(kind: str, shapes: dict[str, tuple[int, ...]], **settings: object) -> tuple[Tensors, Tensors]:
+    def four_bits(quant_type: str, shapes: dict[str, tuple[int, ...]], **settings: object) -> tuple[Tensors, Tensors]:
         stored, values = {}, {}
         for layer, shape in shapes.items():
             x = numbers(*shape, dtype=torch.float16)
-            codes, state = functional.quantize_4bit(x, quant_type=kind, **settings)
+            codes, state = functional.quantize_4bit(x, quant_type=quant_type, **settings)
             parts = state.as_dict(packed=True)
             stored[f"{layer}.weight"] = codes
             stored |= {f"{layer}.weight.{name}": part for name, part in parts.items()}
@@ -54,11 +54,11 @@ def bitsandbytes() -> Iterator[Case]:
 
     how = "quantize_4bit of {}; read by backends/default/ops.py to float32"
     ragged = {"a": (7, 33), "b": (1, 65), "c": (3, 2, 40)}
-    for kind in ("nf4", "fp4"):
+    for quant_type in ("nf4", "fp4"):
         yield (
-            f"bnb_{kind}/bnb_ragged",
+            f"bnb_{quant_type}/bnb_ragged",
             "bitsandbytes",
-            *four_bits(kind, ragged, blocksize=64),
+            *four_bits(quant_type, ragged, blocksize=64),
             {},
             how.format(f"{ragged}: blocks of 64 that cross the ends of rows"),
         )
@@ -115,7 +115,7 @@ def mlx() -> Iterator[Case]:
             return torch.from_numpy(np.array(array.view(mx.uint16)).view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(np.array(array))
 
-    def quantized(x: Tensor, dtype: object, **settings: object) -> tuple[Tensors, Tensor]:
+    def quantize_mlx(x: Tensor, dtype: object, **settings: object) -> tuple[Tensors, Tensor]:
         array = mx.array(x.float().numpy()).astype(dtype)
         parts = mx.quantize(array, **settings)
         wide = [part.astype(mx.float32) if part.dtype in (mx.float16, mx.bfloat16) else part for part in parts]
@@ -128,7 +128,9 @@ def mlx() -> Iterator[Case]:
             for shape in ((2, 256), (2, 2, 128)):
                 name = f"group{group}_{len(shape)}d"
                 dtype = mx.float16 if group == 64 else mx.bfloat16
-                parts, value = quantized(numbers(*shape, seed=bits), dtype, bits=bits, group_size=group, mode="affine")
+                parts, value = quantize_mlx(
+                    numbers(*shape, seed=bits), dtype, bits=bits, group_size=group, mode="affine"
+                )
                 stored |= {f"{name}.{key}": part for key, part in parts.items()}
                 values[f"{name}.weight"] = value
         how = f"mx.quantize in {bits} bits, groups of 32, 64 and 128; read by mx.dequantize with scales in float32"
@@ -136,7 +138,7 @@ def mlx() -> Iterator[Case]:
     for mode in ("mxfp4", "nvfp4", "mxfp8"):
         stored, values = {}, {}
         for shape in ((3, 96), (2, 3, 64)):
-            parts, value = quantized(numbers(*shape), mx.bfloat16, mode=mode)
+            parts, value = quantize_mlx(numbers(*shape), mx.bfloat16, mode=mode)
             stored |= {f"{len(shape)}d.{key}": part for key, part in parts.items()}
             values[f"{len(shape)}d.weight"] = value
         yield f"mlx_{mode}/mlx_shapes", "mlx", stored, values, {}, f"mx.quantize, mode {mode}; read by mx.dequantize"
@@ -159,16 +161,16 @@ def quanto() -> Iterator[Case]:
         return stored, {f"{name}.weight": weight.dequantize().float()}
 
     kinds = {"int8": [qint8], "float8": [qfloat8_e4m3fn, qfloat8_e5m2], "int4": [qint4], "int2": [qint2]}
-    for kind, weights in kinds.items():
+    for weight_type, weights in kinds.items():
         stored, values = {}, {}
-        shapes = ((3, 40),) if kind in ("int8", "float8") else ((3, 40), (7, 160), (5, 192), (6, 256), (3, 136))
+        shapes = ((3, 40),) if weight_type in ("int8", "float8") else ((3, 40), (7, 160), (5, 192), (6, 256), (3, 136))
         for number, qtype in enumerate(weights):
             for shape in shapes:
                 name = f"layer{number}_{shape[0]}x{shape[1]}"
-                more = layer(name, shape, torch.float16 if kind == "int4" else torch.bfloat16, qtype)
+                more = layer(name, shape, torch.float16 if weight_type == "int4" else torch.bfloat16, qtype)
                 stored, values = stored | more[0], values | more[1]
         how = f"quantize and freeze of {shapes}; read by QTensor.dequantize with scale and shift in float32"
-        yield f"quanto_{kind}/quanto_shapes", "optimum-quanto", stored, values, {}, how
+        yield f"quanto_{weight_type}/quanto_shapes", "optimum-quanto", stored, values, {}, how
 
 
 def torchao() -> Iterator[Case]:
@@ -182,7 +184,7 @@ def torchao() -> Iterator[Case]:
         stored, header = flatten_tensor_state_dict({f"{name}.weight": tensor for name, tensor in made.items()})
         return stored, {f"{name}.weight": read(tensor).clone() for name, tensor in made.items()}, header
 
-    def widened(tensor: Tensor) -> Tensor:
+    def widen(tensor: Tensor) -> Tensor:
         return tensor.dequantize(output_dtype=torch.float32)
 
     from torchao.quantization.quantize_.workflows.int4 import int4_plain_int32_tensor as words
@@ -212,7 +214,7 @@ def torchao() -> Iterator[Case]:
         "group": Int8Tensor.from_hp(x, granularity=PerGroup(64)),
         "asymmetric": Int8Tensor.from_hp(x + 0.03, granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC),
     }
-    yield "torchao_int8/torchao_granularities", "torchao", *flat(made, widened), "Int8Tensor.from_hp and dequantize"
+    yield "torchao_int8/torchao_granularities", "torchao", *flat(made, widen), "Int8Tensor.from_hp and dequantize"
 
     def read_intx(tensor: Tensor) -> Tensor:
         tensor.dtype_before = tensor.dtype
@@ -223,12 +225,12 @@ def torchao() -> Iterator[Case]:
         return wide.dequantize()
 
     made = {
-        f"{kind}{bits}": IntxUnpackedToInt8Tensor.from_hp(
+        f"{symmetry}{bits}": IntxUnpackedToInt8Tensor.from_hp(
             x + 0.03, (1, 32 if bits % 2 else 192), getattr(torch, f"int{bits}"), mapping_type=mapping
         )
         for bits in range(1, 8)
-        for kind, mapping in (("symmetric", MappingType.SYMMETRIC), ("asymmetric", MappingType.ASYMMETRIC))
-        if (kind, bits) != ("symmetric", 1)
+        for symmetry, mapping in (("symmetric", MappingType.SYMMETRIC), ("asymmetric", MappingType.ASYMMETRIC))
+        if (symmetry, bits) != ("symmetric", 1)
     }
     how = "IntxUnpackedToInt8Tensor.from_hp of 1 to 7 bits, and dequantize with the scale in float32"
     yield "torchao_intx/torchao_bits", "torchao", *flat(made, read_intx), how
@@ -239,7 +241,7 @@ def torchao() -> Iterator[Case]:
         "e5m2": Float8Tensor.from_hp(x, float8_dtype=torch.float8_e5m2, granularity=PerRow()),
         "experts": Float8Tensor.from_hp(stack, granularity=PerRow()),
     }
-    yield "torchao_fp8/torchao_granularities", "torchao", *flat(made, widened), "Float8Tensor.from_hp and dequantize"
+    yield "torchao_fp8/torchao_granularities", "torchao", *flat(made, widen), "Float8Tensor.from_hp and dequantize"
 
     made = {
         f"{str(element)[6:]}_{len(shape)}d{'_tiles' if tiled else ''}": mx_tensor.MXTensor.to_mx(
@@ -249,9 +251,9 @@ def torchao() -> Iterator[Case]:
         for shape, tiled in (((5, 192), False), ((3, 5, 96), False), ((5, 192), True))
     }
     made["rows"] = mx_tensor.MXTensor.to_mx(numbers(130, 96), torch.float4_e2m1fn_x2, is_swizzled_scales=True)
-    yield "torchao_mx/torchao_elements", "torchao", *flat(made, widened), "MXTensor.to_mx and dequantize"
+    yield "torchao_mx/torchao_elements", "torchao", *flat(made, widen), "MXTensor.to_mx and dequantize"
     made = {element: mx_tensor.MXTensor.to_mx(numbers(5, 192), element) for element in ("fp6_e2m3", "fp6_e3m2")}
-    yield "torchao_mx/torchao_fp6", "torchao", *flat(made, widened), "MXTensor.to_mx and dequantize"
+    yield "torchao_mx/torchao_fp6", "torchao", *flat(made, widen), "MXTensor.to_mx and dequantize"
 
     made = {}
     for shape, tiled in (((5, 176), False), ((3, 5, 96), False), ((130, 80), True), ((2, 128, 32), True)):
@@ -265,7 +267,7 @@ def torchao() -> Iterator[Case]:
                 made[f"{name}_{len(shape)}d{'_tiles' if tiled else ''}"] = nvfp4_tensor.NVFP4Tensor.to_nvfp4(
                     y, per_tensor_scale=per_tensor, is_swizzled_scales=tiled
                 )
-    yield "torchao_nvfp4/torchao_shapes", "torchao", *flat(made, widened), "NVFP4Tensor.to_nvfp4 and dequantize"
+    yield "torchao_nvfp4/torchao_shapes", "torchao", *flat(made, widen), "NVFP4Tensor.to_nvfp4 and dequantize"
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def sdnq() -> None:
 
     version = importlib.metadata.version("sdnq")
 
-    def quantized(layers: dict[str, dict], rows: int, **settings: object) -> tuple[dict, dict, dict]:
+    def quantize_sdnq(layers: dict[str, dict], rows: int, **settings: object) -> tuple[dict, dict, dict]:
         torch.manual_seed(0)
         model = nn.Module()
         for name in layers:
@@ -62,7 +62,7 @@ def sdnq() -> None:
         return stored, config.to_dict(), {name: tensor.float().contiguous().clone() for name, tensor in plain.items()}
 
     def case(name: str, layers: dict[str, dict], single: bool = False, rows: int = ROWS, **settings: object) -> None:
-        stored, config, values = quantized(layers, rows, **settings)
+        stored, config, values = quantize_sdnq(layers, rows, **settings)
         how = (
             f"sdnq_post_load_quant in float32, {len(layers)} layers {rows} × {COLS}, {settings}; dequantize_sdnq_module"
         )
@@ -113,10 +113,10 @@ def sdnq() -> None:
 def _plain(layer: str, stored: dict[str, Tensor], case: str, rows: int) -> str | None:
     """Return the format that reads codes of 8 bits with a scale for each row or for all."""
     codes, scale = stored[f"{layer}.weight"], stored[f"{layer}.scale"]
-    kind = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
-    if kind is None or f"{layer}.svd_up" in stored or case == "rotated":
+    dtype = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}.get(codes.dtype)
+    if dtype is None or f"{layer}.svd_up" in stored or case == "rotated":
         return None
-    return {(rows, 1): f"{kind}_row", (1, 1): f"{kind}_tensor"}.get(tuple(scale.shape))
+    return {(rows, 1): f"{dtype}_row", (1, 1): f"{dtype}_tensor"}.get(tuple(scale.shape))
 
 
 def quark() -> None:
@@ -433,11 +433,11 @@ def qqq(layers: str) -> None:
     )
     given = {name: MagicMock() for name in missing} | {"np": numpy, "GroupedQuantLinear": Base, "CPU": "cpu"}
     wanted_names = ("_invert_permutation", "_unpack_uint4", "QQQLinear", "QQQTorchLinear")
-    kind = load(layers, *wanted_names, **given)["QQQTorchLinear"]
+    layer_class = load(layers, *wanted_names, **given)["QQQTorchLinear"]
     stored, values = {}, {}
     for name, rows, cols, size in (("channel", 128, 32, -1), ("groups", 64, 64, 32)):
         torch.manual_seed(rows)
-        layer = kind(4, size, False, True, cols, rows, register_buffers=False)
+        layer = layer_class(4, size, False, True, cols, rows, register_buffers=False)
         linear = nn.Linear(cols, rows, bias=False)
         grouped = linear.weight.data.view(rows, -1, size if size > 0 else cols)
         scales = grouped.abs().amax(2) / 7
@@ -457,9 +457,9 @@ def sinq() -> None:
     from sinq.quantizer import Quantizer
     from sinq.sinqlinear_hf import SINQLinear, sinq_base_quant_config
 
-    def widened(value: object) -> object:
+    def widen(value: object) -> object:
         if isinstance(value, dict):
-            return {key: widened(part) for key, part in value.items()}
+            return {key: widen(part) for key, part in value.items()}
         return value.float() if torch.is_tensor(value) else value
 
     layers, values = {}, {}
@@ -473,7 +473,7 @@ def sinq() -> None:
         layer = SINQLinear(64, 16, bias=False, quant_config=config, compute_dtype=torch.float32, device="cpu")
         layer.quantize(torch.randn(16, 64) * 0.02)
         layers[name] = layer.state_dict()
-        meta = widened(layers[name]["meta"])
+        meta = widen(layers[name]["meta"])
         values[f"{name}.weight"] = Quantizer.dequantize(layer.W_q, meta).contiguous()
     with tempfile.TemporaryDirectory() as folder:
         AutoSINQHFModel.save_weights_safetensors(layers, folder)

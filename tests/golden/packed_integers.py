@@ -158,7 +158,7 @@ def scales(rows: int, blocks: int) -> np.ndarray:
 
 def gptq_marlin() -> Made:
     codes, scale = RNG.integers(0, 16, (64, 128)), scales(64, 2)
-    stored = {"a.B": packing.marlin(codes), "a.s": packing.permuted(scale.T, packing.MARLIN_SCALES)}
+    stored = {"a.B": packing.marlin(codes), "a.s": packing.permute(scale.T, packing.MARLIN_SCALES)}
     values = (codes - 8).astype(np.float32) * scale.astype(np.float32).repeat(64, 1)
     return stored, values, {"quant_method": "gptq", "checkpoint_format": "marlin", "bits": 4, "group_size": 64}
 
@@ -182,7 +182,7 @@ def ct_int(order: np.ndarray, stored_order: bool = False) -> Made:
 def quark(signed: bool) -> Made:
     codes, zeros, scale = RNG.integers(0, 16, (40, 96)), RNG.integers(0, 16, (40, 3)), scales(40, 3)
     if signed:
-        stored = {"a.weight": packing.interleaved(codes.T ^ 8), "a.weight_scale": scale.T}
+        stored = {"a.weight": packing.interleave(codes.T ^ 8), "a.weight_scale": scale.T}
         zeros[:] = 8
     else:
         stored = {

@@ -39,14 +39,14 @@ class LlamaCpp:
         """Convert a folder as convert_hf_to_gguf.py does, with outtype f32 or q8_0."""
         options = dict(options)
         mmproj = options.pop("mmproj", False)
-        kind = self.conversion.ModelType.MMPROJ if mmproj else self.conversion.ModelType.TEXT
+        model_type = self.conversion.ModelType.MMPROJ if mmproj else self.conversion.ModelType.TEXT
         types = self.gguf.LlamaFileType
         out = folder.parent / "out.gguf"
         with torch.inference_mode():
             hparams = self.conversion.ModelBase.load_hparams(folder, False)
             if options.pop("plain_config", False):  # fields that this transformers no longer returns are read
                 options["hparams"] = json.loads((folder / "config.json").read_text())
-            architecture = self.conversion.get_model_architecture(hparams, kind)
+            architecture = self.conversion.get_model_architecture(hparams, model_type)
             model_class = self.conversion.get_model_class(architecture, mmproj=mmproj)
             model = model_class(folder, types.MOSTLY_Q8_0 if quantized else types.ALL_F32, out, **options)
             for of in (model, getattr(model, "impl", model)):  # Mistral 3 is written by a second object
@@ -60,7 +60,7 @@ class LlamaCpp:
         """Read a GGUF file; values only of tensors that are not quantized."""
         reader = self.gguf.GGUFReader(path)
         keys = {
-            name: shortened(field.contents())
+            name: shorten(field.contents())
             for name, field in reader.fields.items()
             if name in KEPT or not name.startswith(LEFT_OUT)
         }
@@ -69,8 +69,8 @@ class LlamaCpp:
         return Run(keys, tensors, types)
 
 
-def shortened(value: Any) -> Any:
+def shorten(value: Any) -> Any:
     """Return a metadata value whose float32 numbers are short decimals."""
     if isinstance(value, list):
-        return [shortened(item) for item in value]
+        return [shorten(item) for item in value]
     return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -27,7 +27,7 @@ from llama_cpp_runs import LlamaCpp
 from mlx_runs import Mlx, MlxAudio, MlxVlm
 from originals import ORIGINALS, Original, write_original
 from safetensors.numpy import save_file
-from support.conversions import GOLDEN, applied, elements_of, gather, read_golden, write_golden
+from support.conversions import GOLDEN, apply, elements_of, gather, read_golden, write_golden
 
 LABEL_BITS = 21  # labels are 1 + k·2^-21: they stay distinct, and sums with small numbers exact, in float32
 FUNCTIONS = ("exp", "negexp", "softplus")
@@ -98,12 +98,12 @@ def derive(shapes: dict[str, tuple[int, ...]], run: Callable[..., Any]) -> tuple
     assert ones.tensors.keys() == twos.tensors.keys() == zeros.tensors.keys() == labelled.tensors.keys()
     tensors, derived = {}, {}
     for name, out in labelled.tensors.items():
-        one, two, zero = (of.tensors[name].ravel() for of in (ones, twos, zeros))
-        if (one == two).all():
-            assert (out.ravel() == one).all(), name
+        first, second, zero = (of.tensors[name].ravel() for of in (ones, twos, zeros))
+        if (first == second).all():
+            assert (out.ravel() == first).all(), name
             derived[name] = {"shape": list(out.shape), "values": numbers(out)}
             continue
-        op, elements = explain(name, np.stack([one, two, zero]), out.ravel(), labels)
+        op, elements = explain(name, np.stack([first, second, zero]), out.ravel(), labels)
         tensors[name] = {"shape": list(out.shape), "op": op, "source": pieces_of(elements, shapes)}
     return tensors, derived, ones.keys
 
@@ -131,20 +131,20 @@ def explain(name: str, made: np.ndarray, out: np.ndarray, labels: np.ndarray) ->
     return ["pieces", [[int(b - a), ops[which[a]]] for a, b in pairwise(starts)]], elements
 
 
-def operation(name: str, one: np.float32, two: np.float32, zero: np.float32) -> Any:
+def operation(name: str, first: np.float32, second: np.float32, zero: np.float32) -> Any:
     """Return the arithmetic that makes these numbers of 1, 2 and 0."""
-    if (one, two) == (1, 2):
+    if (first, second) == (1, 2):
         return "identity"
     for function in FUNCTIONS:
-        if np.allclose([one, two], applied([function], np.float32([1, 2])), rtol=ROUNDINGS, atol=0):
+        if np.allclose([first, second], apply([function], np.float32([1, 2])), rtol=ROUNDINGS, atol=0):
             return [function]
-    if one == two:
-        return ["set", float(str(one))]
-    if two == 2 * one:
-        return ["mul", float(str(one))]
-    if (one, two) == (zero + 1, zero + 2):
+    if first == second:
+        return ["set", float(str(first))]
+    if second == 2 * first:
+        return ["mul", float(str(first))]
+    if (first, second) == (zero + 1, zero + 2):
         return ["add", float(str(zero))]
-    raise ValueError(f"{name}: 1 becomes {one}, 2 becomes {two}")
+    raise ValueError(f"{name}: 1 becomes {first}, 2 becomes {second}")
 
 
 def is_exact(op: Any) -> bool:
@@ -154,7 +154,7 @@ def is_exact(op: Any) -> bool:
 
 def find(name: str, op: Any, out: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the elements whose labels, after arithmetic, are these values."""
-    table = applied(op, labels)
+    table = apply(op, labels)
     order = np.argsort(table)
     place = np.searchsorted(table, out, sorter=order).clip(1, table.size - 1)
     lower, upper = table[order[place - 1]], table[order[place]]
@@ -167,7 +167,7 @@ def find(name: str, op: Any, out: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def check(tensors: dict[str, Any], values: dict[str, np.ndarray], converted: dict[str, np.ndarray]) -> None:
     """Raise an error unless maps and arithmetic give what the converter makes of these values."""
     for name, tensor in tensors.items():
-        mapped = applied(tensor["op"], gather(tensor["source"], values)).reshape(tensor["shape"])
+        mapped = apply(tensor["op"], gather(tensor["source"], values)).reshape(tensor["shape"])
         if not np.allclose(mapped, converted[name], rtol=0 if is_exact(tensor["op"]) else ROUNDINGS, atol=0):
             raise ValueError(f"{name}: map and arithmetic do not give what the converter does")
 
@@ -181,11 +181,11 @@ def pieces_of(elements: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> list[
     pieces = []
     for a, b in pairwise(bounds):
         source = sources[a]
-        pieces += [[names[source], first, loops] for first, loops in nested(elements[a:b] - starts[source])]
+        pieces += [[names[source], first, loops] for first, loops in nest(elements[a:b] - starts[source])]
     return pieces
 
 
-def nested(elements: np.ndarray) -> list[tuple[int, list[list[int]]]]:
+def nest(elements: np.ndarray) -> list[tuple[int, list[list[int]]]]:
     """Return a sequence as few nested loops, each with its first element."""
     loops: list[tuple[int, list[list[int]]]] = [(int(first), [[count, step]]) for first, count, step in runs(elements)]
     while True:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llama_cpp_runs import Run
-from originals import merged
+from originals import merge
 
 
 class Mlx:
@@ -87,7 +87,7 @@ class MlxVlm(Mlx):
 
     def read_config(self, path: Path, **_: Any) -> dict[str, Any]:
         """Read config.json as mlx_vlm.utils.load_config does, and add the published fields."""
-        return merged(self.load_config(path), self.published)
+        return merge(self.load_config(path), self.published)
 
     def fetch(self, path: Path, **_: Any) -> Any:
         """Load a model as mlx_vlm.utils.fetch_from_hub does."""

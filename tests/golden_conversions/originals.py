@@ -22,15 +22,15 @@ BOTH: dict[str, dict[str, Any]] = {"": {}}
 class Original:
     """An original from which conversions are made.
 
-    ``architecture`` is a class of transformers, or the code in the model's own repository with ``own`` names and
-    shapes. ``published`` turns names and shapes that transformers saves into those of published checkpoints.
-    ``llama_cpp``, ``mlx``, ``mlx_vlm`` and ``mlx_audio`` map variants to options of the converter. ``written`` has
-    fields that are only in config.json, ``files`` further files that the converter reads.
+    ``architecture`` is a class of transformers, or the code in the model's own repository, of which ``make_shapes``
+    gives names and shapes. ``published`` turns names and shapes that transformers saves into those of published
+    checkpoints. ``llama_cpp``, ``mlx``, ``mlx_vlm`` and ``mlx_audio`` map variants to options of the converter.
+    ``written`` has fields that are only in config.json, ``files`` further files that the converter reads.
     """
 
     architecture: str
     config: dict[str, Any]
-    own: Callable[[dict[str, Any]], Shapes] | None = None
+    make_shapes: Callable[[dict[str, Any]], Shapes] | None = None
     published: Callable[[dict[str, Any], Shapes], Shapes] | None = None
     llama_cpp: dict[str, dict[str, Any]] = field(default_factory=lambda: BOTH)
     mlx: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Original:
         import transformers
 
         made = f"names of the model's repository: {self.architecture}"
-        if self.own is None:
+        if self.make_shapes is None:
             made = f"transformers {transformers.__version__} {self.architecture}.save_pretrained"
         return {"made": made, "options": json.dumps(options), "by": "tests/golden_conversions/make.py"}
 
@@ -57,13 +57,13 @@ class Original:
 def write_original(original: Original, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write config.json, and return it, with names, shapes and dtypes of tensors."""
     folder.mkdir(parents=True)
-    if original.own is None:
+    if original.make_shapes is None:
         shapes = saved_by_transformers(original, folder)
         saved = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(merged(saved, original.config) | original.written))
+        (folder / "config.json").write_text(json.dumps(merge(saved, original.config) | original.written))
     else:
         config = {"architectures": [original.architecture]} | original.config
-        shapes = original.own(config)
+        shapes = original.make_shapes(config)
         (folder / "config.json").write_text(json.dumps(config))
     config = json.loads((folder / "config.json").read_text())
     if original.published is not None:
@@ -74,7 +74,7 @@ def write_original(original: Original, folder: Path) -> tuple[dict[str, Any], di
     return config, {name: {"shape": list(shapes[name]), "dtype": dtypes[name]} for name in sorted(shapes)}
 
 
-def merged(saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def merge(saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Return a saved config with its fields also under the names that earlier transformers and repositories use."""
     rope = saved.get("rope_parameters") or {}
     config = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope} | saved
@@ -82,7 +82,7 @@ def merged(saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         config["rope_scaling"] = None
     for key, value in given.items():
         nested = isinstance(value, dict) and isinstance(saved.get(key), dict)
-        config[key] = merged(saved[key], value) if nested else value
+        config[key] = merge(saved[key], value) if nested else value
     return config
 
 
@@ -264,7 +264,7 @@ def gemma3n_shapes(config: dict[str, Any]) -> Shapes:
     import transformers
 
     text = transformers.Gemma3nTextConfig(**config["text_config"])
-    config["text_config"] = merged(text.to_dict(), config["text_config"])
+    config["text_config"] = merge(text.to_dict(), config["text_config"])
     state = transformers.Gemma3nForCausalLM(text).state_dict()
     names = {name: re.sub("^model", "model.language_model", name) for name in state if name != "lm_head.weight"}
     shapes = {new: tuple(state[name].shape) for name, new in names.items()}
@@ -284,9 +284,9 @@ def internvl_shapes(config: dict[str, Any]) -> Shapes:
         "vision_model.embeddings.position_embedding": (1, 5, width),
         "vision_model.embeddings.patch_embedding.weight": (width, 3, 14, 14),
         "vision_model.embeddings.patch_embedding.bias": (width,),
-        **biased("mlp1.0", (4 * width,)),
-        **biased("mlp1.1", (hidden, 4 * width)),
-        **biased("mlp1.3", (hidden, hidden)),
+        **add_bias("mlp1.0", (4 * width,)),
+        **add_bias("mlp1.1", (hidden, 4 * width)),
+        **add_bias("mlp1.3", (hidden, hidden)),
         "language_model.model.embed_tokens.weight": (text["vocab_size"], hidden),
         "language_model.model.norm.weight": (hidden,),
         "language_model.lm_head.weight": (text["vocab_size"], hidden),
@@ -295,20 +295,20 @@ def internvl_shapes(config: dict[str, Any]) -> Shapes:
         layer = f"vision_model.encoder.layers.{index}."
         shapes |= {f"{layer}{name}": (width,) for name in ("ls1", "ls2")}
         for name, shape in (("attn.qkv", (3 * width, width)), ("attn.proj", (width, width)), ("norm1", (width,))):
-            shapes |= biased(layer + name, shape)
+            shapes |= add_bias(layer + name, shape)
         for name, shape in (("mlp.fc1", (inner, width)), ("mlp.fc2", (width, inner)), ("norm2", (width,))):
-            shapes |= biased(layer + name, shape)
+            shapes |= add_bias(layer + name, shape)
     for index in range(text["num_hidden_layers"]):
         layer = f"language_model.model.layers.{index}."
         shapes |= {f"{layer}{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
         for name, rows in (("q", hidden), ("k", heads), ("v", heads)):
-            shapes |= biased(f"{layer}self_attn.{name}_proj", (rows, hidden))
+            shapes |= add_bias(f"{layer}self_attn.{name}_proj", (rows, hidden))
         shapes[f"{layer}self_attn.o_proj.weight"] = (hidden, hidden)
         shapes |= gated_mlp(f"{layer}mlp.", hidden, text["intermediate_size"])
     return shapes
 
 
-def biased(module: str, shape: tuple[int, ...]) -> Shapes:
+def add_bias(module: str, shape: tuple[int, ...]) -> Shapes:
     """Return a weight and its bias."""
     return {f"{module}.weight": shape, f"{module}.bias": shape[:1]}
 
@@ -564,7 +564,7 @@ ORIGINALS = {
             | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "rope_theta": 1000000.0}
             | {"rope_local_base_freq": 10000.0},
         },
-        own=gemma3n_shapes,
+        make_shapes=gemma3n_shapes,
         files=TOKENIZER,
         **MLX,
     ),
@@ -890,7 +890,7 @@ ORIGINALS = {
                 "hidden_act": "gelu",
             },
         },
-        own=internvl_shapes,
+        make_shapes=internvl_shapes,
         llama_cpp=WITH_MMPROJ,
         files=IMAGES,
         mlx_vlm={"": {"config": {"llm_config": {"rms_norm_eps": 1e-6}}}},
@@ -1012,6 +1012,6 @@ ORIGINALS = {
             }
         },
     ),
-    "internlm2": Original("InternLM2ForCausalLM", INTERNLM2, own=internlm2_shapes, **MLX),
-    "plamo2": Original("Plamo2ForCausalLM", PLAMO2, own=plamo2_shapes),
+    "internlm2": Original("InternLM2ForCausalLM", INTERNLM2, make_shapes=internlm2_shapes, **MLX),
+    "plamo2": Original("Plamo2ForCausalLM", PLAMO2, make_shapes=plamo2_shapes),
 }

@@ -39,10 +39,10 @@ def compressed_tensors(folders: list[Path], original: Path) -> Iterator[Case]:
         for path, module in load(folder, quantization_config=CompressedTensorsConfig()).named_modules():
             args = getattr(getattr(module, "quantization_scheme", None), "input_activations", None)
             if args is not None:
-                kind = f"{'fp' if args.type == 'float' else 'int'}{args.num_bits}"
+                code_type = f"{'fp' if args.type == 'float' else 'int'}{args.num_bits}"
                 name = {
-                    "token": f"{kind}_token", "tensor": f"{kind}_{'tensor' if args.dynamic else 'static'}",
-                    "tensor_group": "nvfp4", "group": f"{kind}_g{args.group_size}",
+                    "token": f"{code_type}_token", "tensor": f"{code_type}_{'tensor' if args.dynamic else 'static'}",
+                    "tensor_group": "nvfp4", "group": f"{code_type}_g{args.group_size}",
                 }[str(getattr(args.strategy, "value", args.strategy))]  # fmt: skip
                 schemes[path] = name.replace("fp8_g32", "mxfp8").replace("fp4_g32", "mxfp4")
         yield folder.name, folder, schemes
@@ -66,12 +66,12 @@ def _of_quark(quantizer: Any) -> str:
     specs = [(part.qspec.dtype.value, part.qspec.qscheme.value) for part in parts]
     if len(specs) == 2:
         return "nvfp4" if specs == [("fp4", "per_group"), ("fp8_e4m3", "per_tensor")] else str(specs)
-    (dtype, scheme), kind = specs[0], specs[0][0].removesuffix("_e4m3")
+    (dtype, scheme), code_type = specs[0], specs[0][0].removesuffix("_e4m3")
     is_dynamic, spec = quantizer.is_dynamic, parts[0].qspec
     if scheme == "per_group":
         of_groups = dtype, spec.group_size, getattr(spec.scale_format, "value", spec.scale_format)
         return "mxfp4" if of_groups == ("fp4", 32, "e8m0") else "unknown"
-    return f"{kind}_{'static' if not is_dynamic else 'token' if scheme == 'per_channel' else 'tensor'}"
+    return f"{code_type}_{'static' if not is_dynamic else 'token' if scheme == 'per_channel' else 'tensor'}"
 
 
 def torchao(folders: list[Path], original: Path) -> Iterator[Case]:
@@ -81,8 +81,8 @@ def torchao(folders: list[Path], original: Path) -> Iterator[Case]:
         for path, module in load(folder).named_modules():
             args = getattr(getattr(module, "weight", None), "act_quant_kwargs", None)
             if args is not None:
-                kind = "int8" if "Int8" in type(args).__name__ else "fp8"
-                schemes[path] = f"{kind}_{'token' if type(args.granularity).__name__ == 'PerRow' else 'tensor'}"
+                code_type = "int8" if "Int8" in type(args).__name__ else "fp8"
+                schemes[path] = f"{code_type}_{'token' if type(args.granularity).__name__ == 'PerRow' else 'tensor'}"
         yield folder.name, folder, schemes
 
 

@@ -45,7 +45,7 @@ def main() -> None:
     ids = torch.tensor(tokenizer.encode(held_out).ids)[: CONTEXT * CHUNKS]
     save_file({"ids": ids.to(torch.int32)}, HERE / "ids.safetensors")
     with tempfile.TemporaryDirectory() as folder:
-        output = asked(llama_cpp, Path(folder), held_out)
+        output = run_perplexity(llama_cpp, Path(folder), held_out)
     printed = {}
     for name, pattern in FOUND.items():
         match = re.search(pattern, output)
@@ -90,7 +90,7 @@ def train(tokenizer: Tokenizer, text: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
-def asked(llama_cpp: Path, folder: Path, text: str) -> str:
+def run_perplexity(llama_cpp: Path, folder: Path, text: str) -> str:
     """Return the output of llama-perplexity."""
 
     def run(program: str, *options: object) -> str:

@@ -159,16 +159,16 @@ def modelopt(x: Tensor) -> Rounded:
     from modelopt.torch.quantization.config import QuantizerAttributeConfig
     from modelopt.torch.quantization.nn import TensorQuantizer
 
-    def rounded(amax: float | None = None, **attributes: object) -> Tensor:
+    def round_scales(amax: float | None = None, **attributes: object) -> Tensor:
         quantizer = TensorQuantizer(QuantizerAttributeConfig(**attributes))
         if amax is not None:
             quantizer.amax = torch.tensor(amax)
         return quantizer(x)
 
-    yield "fp8_static", rounded(STATIC * 448, num_bits=(4, 3))
-    yield "int8_static_symmetric", rounded(STATIC * 127, num_bits=8)
-    yield "fp8_token", rounded(num_bits=(4, 3), type="dynamic", block_sizes={-1: None})
-    yield "int8_token", rounded(num_bits=8, type="dynamic", block_sizes={-1: None})
+    yield "fp8_static", round_scales(STATIC * 448, num_bits=(4, 3))
+    yield "int8_static_symmetric", round_scales(STATIC * 127, num_bits=8)
+    yield "fp8_token", round_scales(num_bits=(4, 3), type="dynamic", block_sizes={-1: None})
+    yield "int8_token", round_scales(num_bits=8, type="dynamic", block_sizes={-1: None})
 
 
 def quark(x: Tensor) -> Rounded:

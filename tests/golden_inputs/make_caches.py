@@ -44,7 +44,7 @@ def inputs(*shape: int) -> Tensor:
     return (x * 64).round() / 64
 
 
-def compiled(out: Path, *given: object) -> ctypes.CDLL:
+def compile_library(out: Path, *given: object) -> ctypes.CDLL:
     """Compile a shared library and load it."""
     words = ["gcc", "-shared", "-fPIC", "-Wl,--unresolved-symbols=ignore-all", "-o", out, *given, "-lm"]
     subprocess.run([str(word) for word in words], check=True)
@@ -55,12 +55,12 @@ def ggml(x: Tensor, sources: Path, folder: Path) -> Rounded:
     """Round with the functions of the CPU backend that set_rows calls, and with the rotations made for the cache."""
     (folder / "tables.c").write_text(TABLES)
     base, include = sources / "ggml/src", ["-I", sources / "ggml/include", "-I", sources / "ggml/src"]
-    plain = compiled(folder / "base.so", "-O2", *include, base / "ggml-quants.c", folder / "tables.c")
+    plain = compile_library(folder / "base.so", "-O2", *include, base / "ggml-quants.c", folder / "tables.c")
     kernels = [base / "ggml-cpu/arch/x86/quants.c", base / "ggml-cpu/quants.c", folder / "tables.c"]
     include_of_cpu = [*include, "-I", base / "ggml-cpu"]
-    fast = compiled(folder / "cpu.so", "-O2", "-mavx2", "-mfma", "-mf16c", *include_of_cpu, *kernels)
+    fast = compile_library(folder / "cpu.so", "-O2", "-mavx2", "-mfma", "-mf16c", *include_of_cpu, *kernels)
 
-    def rounded(rows: Tensor, name: str) -> Tensor:
+    def round_rows(rows: Tensor, name: str) -> Tensor:
         rows = rows.contiguous()
         stored = (ctypes.c_uint8 * (rows.numel() // 32 * SIZES[name]))()
         out, count = torch.empty_like(rows), ctypes.c_int64(rows.numel())
@@ -70,12 +70,12 @@ def ggml(x: Tensor, sources: Path, folder: Path) -> Rounded:
         return out
 
     for name in SIZES:
-        yield name, rounded(x, name)
+        yield name, round_rows(x, name)
         matrix = hadamard(64, sources, folder)
-        yield f"{name} rotated v", (rounded(x.view(-1, 64) @ matrix, name) @ matrix).view(x.shape)
+        yield f"{name} rotated v", (round_rows(x.view(-1, 64) @ matrix, name) @ matrix).view(x.shape)
     for size in (128, 256):
         matrix, rows = hadamard(size, sources, folder), x.view(1, -1, 2, size)
-        yield f"q4_0 rotated k {size}", (rounded(rows.view(-1, size) @ matrix, "q4_0") @ matrix).view(rows.shape)
+        yield f"q4_0 rotated k {size}", (round_rows(rows.view(-1, size) @ matrix, "q4_0") @ matrix).view(rows.shape)
 
 
 def hadamard(size: int, sources: Path, folder: Path) -> Tensor:
@@ -90,7 +90,7 @@ def hadamard(size: int, sources: Path, folder: Path) -> Tensor:
         ggml_gen_hadamard(&t);
     }}"""
     (folder / "hadamard.cpp").write_text(code)
-    library = compiled(
+    library = compile_library(
         folder / "hadamard.so", "-O2", "-I", sources / "ggml/include", folder / "hadamard.cpp", "-lstdc++"
     )
     matrix = torch.empty(size, size)

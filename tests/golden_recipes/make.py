@@ -78,13 +78,17 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     yield "compressed-tensors", "mxfp8", of_compressed_tensors(x, 32, num_bits=8, **micro)
     nv = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": E4M3, "zp_dtype": E4M3, **floats}
     yield "compressed-tensors", "nvfp4", of_compressed_tensors(x, 16, num_bits=4, **nv)
-    for kind in ("nf4", "fp4"):
-        for block, name in ((64, kind), (128, f"{kind}_g128")):
-            yield "bitsandbytes", name, bnb.dequantize_4bit(*bnb.quantize_4bit(x, blocksize=block, quant_type=kind))
+    for quant_type in ("nf4", "fp4"):
+        for block, name in ((64, quant_type), (128, f"{quant_type}_g128")):
+            yield (
+                "bitsandbytes",
+                name,
+                bnb.dequantize_4bit(*bnb.quantize_4bit(x, blocksize=block, quant_type=quant_type)),
+            )
     for dtype in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
-        kind = gguf.GGMLQuantizationType[dtype]
-        stored = gguf.quants.quantize(x.numpy(), kind)
-        yield "gguf", f"gguf_{dtype.lower()}", torch.from_numpy(gguf.quants.dequantize(stored, kind).copy())
+        quant_type = gguf.GGMLQuantizationType[dtype]
+        stored = gguf.quants.quantize(x.numpy(), quant_type)
+        yield "gguf", f"gguf_{dtype.lower()}", torch.from_numpy(gguf.quants.dequantize(stored, quant_type).copy())
     linear = torch.nn.Sequential(torch.nn.Linear(cols, len(x), bias=False))
     linear[0].weight.data.copy_(x)
     quantize_(linear, Float8WeightOnlyConfig())
@@ -98,9 +102,9 @@ def values(x: torch.Tensor) -> Iterator[tuple[str, str, torch.Tensor]]:
     yield "ml_dtypes", "fp8_tensor", torch.from_numpy(codes.astype(np.float32) * scale)
 
 
-def digest(found: torch.Tensor) -> str:
+def digest(values: torch.Tensor) -> str:
     """Return a checksum of values without the sign of zeros."""
-    return hashlib.sha256((found.float().contiguous() + 0.0).numpy().tobytes()).hexdigest()
+    return hashlib.sha256((values.float().contiguous() + 0.0).numpy().tobytes()).hexdigest()
 
 
 def main() -> None:

@@ -41,12 +41,12 @@ def main(checkout: Path) -> None:
     """Write the file."""
     sys.path[:0] = [str(checkout), str(checkout / "gguf-py")]
     documents = {}
-    for name, (make, kind, pre) in CASES.items():
+    for name, (make, class_name, pre) in CASES.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             make(folder)
             size = len(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()) + 3
-            config = write_model(kind, folder, size)
+            config = write_model(class_name, folder, size)
             keys = convert(folder, pre)
             files = {file: (folder / file).read_text() for file in FILES if (folder / file).exists()}
             files["tokenizer.json"] = json.loads(files["tokenizer.json"])
@@ -54,15 +54,15 @@ def main(checkout: Path) -> None:
     FILE.write_bytes(lzma.compress(json.dumps(documents, ensure_ascii=False).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
-def write_model(kind: str, folder: Path, size: int) -> dict[str, Any]:
+def write_model(class_name: str, folder: Path, size: int) -> dict[str, Any]:
     """Write a model with as few weights as the converter accepts, and return its config."""
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    small |= {"num_key_value_heads": 2, "head_dim": 16} if kind != "BertModel" else {}
-    config = getattr(transformers, kind).config_class(**small, vocab_size=size, pad_token_id=0, eos_token_id=1)
-    config.architectures = [kind]
+    small |= {"num_key_value_heads": 2, "head_dim": 16} if class_name != "BertModel" else {}
+    config = getattr(transformers, class_name).config_class(**small, vocab_size=size, pad_token_id=0, eos_token_id=1)
+    config.architectures = [class_name]
     config.save_pretrained(folder)
     save_file({"model.norm.weight": torch.ones(32)}, folder / "model.safetensors", {"format": "pt"})
-    return {"model_type": config.model_type, "architectures": [kind]}
+    return {"model_type": config.model_type, "architectures": [class_name]}
 
 
 def convert(folder: Path, pre: str) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def convert(folder: Path, pre: str) -> dict[str, Any]:
     conversion, gguf = importlib.import_module("conversion"), importlib.import_module("gguf")
     hparams = conversion.ModelBase.load_hparams(folder, False)
     architecture = conversion.get_model_architecture(hparams, conversion.ModelType.TEXT)
-    kind = conversion.get_model_class(architecture, mmproj=False)
-    model = kind(folder, gguf.LlamaFileType.ALL_F32, folder / "out.gguf")
+    model_class = conversion.get_model_class(architecture, mmproj=False)
+    model = model_class(folder, gguf.LlamaFileType.ALL_F32, folder / "out.gguf")
     model.get_vocab_base_pre = lambda _tokenizer: pre
     model.set_vocab()
     keys: dict[str, Any] = {}
@@ -101,10 +101,10 @@ def byte_level(words: Any, normalizer: Any = None, **model: Any) -> Tokenizer:
     return tokenizer
 
 
-def save(tokenizer: Tokenizer, folder: Path, kind: str, **config: Any) -> None:
+def save(tokenizer: Tokenizer, folder: Path, class_name: str, **config: Any) -> None:
     """Write a tokenizer as publishers do."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **config}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": class_name, **config}))
 
 
 def gpt2(folder: Path) -> None:

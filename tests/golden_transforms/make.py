@@ -28,13 +28,13 @@ CONTEXT, CHUNKS = 32, 2
 DOWN = "re:.*down_proj$"
 
 
-def both(kind: str, *targets: str, inverse: bool = False, name: str = "R4", **more: object) -> dict[str, object]:
+def both(matrix_type: str, *targets: str, inverse: bool = False, name: str = "R4", **more: object) -> dict[str, object]:
     """Return a transform of the inputs of layers, and its inverse in their weights."""
     places = [
         {"targets": list(targets), "location": where, "inverse": flag, "ignore": ["lm_head"]}
         for where, flag in (("input", inverse), ("weight_input", not inverse))
     ]
-    return {name: {"type": kind, "apply": places, **more}}
+    return {name: {"type": matrix_type, "apply": places, **more}}
 
 
 # Case → preset of compressed-tensors, transforms.

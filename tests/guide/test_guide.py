@@ -12,8 +12,8 @@ import pytest
 import typer
 from support.forked import call, in_terminal
 from support.making import quantized_fp8
-from support.small_models import ids, quantized_by, saved
-from support.small_models import stored as read_stored
+from support.small_models import ids, quantized_by, save_model
+from support.small_models import load_tensors as read_stored
 from support.stored import pair, write
 
 import quanterr
@@ -96,20 +96,22 @@ class TestGuide:
 
 
 class TestExplain:
-    @pytest.mark.parametrize("kind", [*guide.KINDS, guide.list_formats], ids=lambda kind: kind.__name__)
-    def test_explain_knows_every_name(self, kind):
-        for entry in kind():
+    @pytest.mark.parametrize(
+        "list_entries", [*guide.KINDS, guide.list_formats], ids=lambda list_entries: list_entries.__name__
+    )
+    def test_explain_knows_every_name(self, list_entries):
+        for entry in list_entries():
             assert entry.text in guide.explain(entry.name)
             assert "attrgetter" not in entry.text  # a text of Python: a property of a model has none of its own
 
     @pytest.mark.parametrize(
-        ("name", "found"),
+        ("name", "expected"),
         [("far_off", "## implausible_error"), ("0", "Exit status"), ("fp8_block", "Format"), ("p99_9", "## pNN")],
     )
-    def test_explain_describes_the_name(self, name, found):
+    def test_explain_describes_the_name(self, name, expected):
         done = call("explain", name)
 
-        assert found in done.stdout + done.stderr
+        assert expected in done.stdout + done.stderr
 
     @pytest.mark.parametrize(
         ("name", "listed"),
@@ -243,7 +245,7 @@ class TestRecipes:
 def test_library_page_examples_run(tmp_path, monkeypatch):
     """All examples run in their order on a small model, within a few seconds, as evaluate runs it."""
     pytest.importorskip("transformers", reason='transformers is not installed (pip install "quanterr[evaluate]")')
-    saved("llama", tmp_path / "original")
+    save_model("llama", tmp_path / "original")
     (tmp_path / "fp8").mkdir()
     write(tmp_path / "fp8/model.safetensors", quantized_by(quantized_fp8, read_stored(tmp_path / "original"))[0])
     ids(tmp_path)

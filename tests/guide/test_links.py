@@ -76,7 +76,9 @@ def test_every_file_linked_from_the_site_has_a_page(monkeypatch):
 def test_site_has_a_page_for_each_schema(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     make_page = importlib.import_module("schemas").make_page
-    schemas = {kind.name: kind.model.json_schema() for kind in KINDS.values()} | {"Origin": make_schema()}
+    schemas = {document_kind.name: document_kind.model.json_schema() for document_kind in KINDS.values()} | {
+        "Origin": make_schema()
+    }
     pages = {name: make_page(name, schema) for name, schema in schemas.items()}
 
     assert "| `places` | list of (integer, integer) |" in pages["Report"]

@@ -29,8 +29,8 @@ SAMPLES = {
     "report": lambda: report_of(tiny()),
     **{
         name: getattr(sample_documents, name)
-        for kind in sample_documents.KINDS_WITH_SAMPLES
-        for name in (kind, f"{kind}_diff")
+        for document_kind in sample_documents.KINDS_WITH_SAMPLES
+        for name in (document_kind, f"{document_kind}_diff")
     },
     "encoder": sample_documents.encoder,
     "diff": sample_documents.report_diff,
@@ -52,7 +52,7 @@ def declared_headings() -> set[str]:
     return headings
 
 
-def shown_words(document) -> set[str]:
+def list_shown_words(document) -> set[str]:
     """Return the headings and figures of a document, its verdict and the codes of its findings."""
     view, words = document.view(10), set()
     names = {candidate.name for candidate in getattr(document, "candidates", ())}
@@ -68,8 +68,8 @@ def shown_words(document) -> set[str]:
 
 def of_vocabularies() -> set[str]:
     vocabulary_words = set()
-    for kind in KINDS.values():
-        words = kind.values.VOCABULARY
+    for document_kind in KINDS.values():
+        words = document_kind.values.VOCABULARY
         vocabulary_words |= {*words.items, *words.items.values(), *words.whole, *words.model}
         vocabulary_words |= {score.title for score in words.scores.values()}
     return vocabulary_words
@@ -88,7 +88,7 @@ WORDS = {
 }
 
 
-def unexplained(words: set[str]) -> set[str]:
+def find_unexplained(words: set[str]) -> set[str]:
     missing = set()
     for word in words:
         if OF_DATA.fullmatch(word):
@@ -100,15 +100,15 @@ def unexplained(words: set[str]) -> set[str]:
     return missing
 
 
-@pytest.mark.parametrize("kind", WORDS)
-def test_every_declared_word_is_explained(kind):
-    assert WORDS[kind]
-    assert set() == unexplained(WORDS[kind])
+@pytest.mark.parametrize("document_kind", WORDS)
+def test_every_declared_word_is_explained(document_kind):
+    assert WORDS[document_kind]
+    assert set() == find_unexplained(WORDS[document_kind])
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_every_word_in_a_document_is_explained(kind):
-    assert set() == unexplained(shown_words(SAMPLES[kind]()))
+@pytest.mark.parametrize("document_kind", SAMPLES)
+def test_every_word_in_a_document_is_explained(document_kind):
+    assert set() == find_unexplained(list_shown_words(SAMPLES[document_kind]()))
 
 
 def test_word_is_found_in_other_spellings():

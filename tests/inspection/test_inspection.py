@@ -196,26 +196,26 @@ class TestDocument:
     """An inspection is a document like others: stored, rendered, judged, compared."""
 
     @pytest.fixture
-    def stored(self, tmp_path):
+    def inspection_and_path(self, tmp_path):
         path = store(tmp_path / "m.safetensors", MODEL)
         inspection = quanterr.inspect(path)
         inspection.save(tmp_path / "i.json")
         return inspection, tmp_path / "i.json"
 
-    def test_document_is_read_back_unchanged(self, stored):
-        inspection, path = stored
+    def test_document_is_read_back_unchanged(self, inspection_and_path):
+        inspection, path = inspection_and_path
 
         assert inspection.to_json() == quanterr.read_document(str(path)).to_json()
 
     @pytest.mark.parametrize("suffix", ["html", "md", "csv", "jsonl", "xml"])
-    def test_document_has_every_output(self, stored, tmp_path, suffix):
-        inspection, _ = stored
+    def test_document_has_every_output(self, inspection_and_path, tmp_path, suffix):
+        inspection, _ = inspection_and_path
         inspection.save(tmp_path / f"i.{suffix}")
 
         assert "fp8_tensor" in (tmp_path / f"i.{suffix}").read_text()
 
-    def test_document_is_judged(self, stored):
-        _, path = stored
+    def test_document_is_judged(self, inspection_and_path):
+        _, path = inspection_and_path
         status = [
             CliRunner().invoke(app, ["gate", str(path), "--require", f"bits_per_weight <= {bits}"]).exit_code
             for bits in (32, 1)
@@ -232,8 +232,8 @@ class TestDocument:
         assert 1 == inspection.unread
         assert Status.INCONCLUSIVE == done.exit_code
 
-    def test_diff_lists_a_weight_whose_storage_changed(self, stored, tmp_path):
-        inspection, _ = stored
+    def test_diff_lists_a_weight_whose_storage_changed(self, inspection_and_path, tmp_path):
+        inspection, _ = inspection_and_path
         (name, *_) = [weight.name for weight in inspection.weights if weight.format == "fp8_tensor"]
         plain = {key: value for key, value in MODEL.items() if not key.startswith(name)} | {name: X}
         (change,) = quanterr.diff(inspection, quanterr.inspect(store(tmp_path / "n.safetensors", plain))).candidates

@@ -22,7 +22,7 @@ def model(shape=(64, 128), n=4):
     return {UP.format(block): numbers(*shape, seed=block) for block in range(n)}
 
 
-def quantized(tensors, by=quantized_int8):
+def quantize(tensors, by=quantized_int8):
     """Return codes and scales of all weights."""
     made = {}
     for name, weight in tensors.items():
@@ -36,7 +36,7 @@ def inspect_findings(folder, tensors):
     return {finding.code: (finding.severity, finding.message) for finding in inspection.findings}
 
 
-@pytest.mark.parametrize("by", [dict, quantized, lambda x: quantized(x, quantized_fp8)])
+@pytest.mark.parametrize("by", [dict, quantize, lambda x: quantize(x, quantized_fp8)])
 def test_correct_values_are_silent(tmp_path, by):
     assert {} == inspect_findings(tmp_path, by(model()))
 
@@ -60,7 +60,7 @@ class TestNonfinite:
         assert f"{name} (2 of {tensors[name].numel():,})" in message
 
     def test_fp8_codes_are_decoded(self, tmp_path):
-        tensors = quantized(model(), quantized_fp8)
+        tensors = quantize(model(), quantized_fp8)
         codes = tensors[UP.format(2)].view(torch.uint8)
         codes[5, 6] = 0x7F
 
@@ -97,7 +97,7 @@ class TestConstants:
     def test_constant_rows_are_a_warning_unless_they_are_the_last(self, tmp_path, rows, severity):
         tensors = model()
         tensors[UP.format(1)][rows] = 0
-        finding = inspect_findings(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"]
+        finding = inspect_findings(tmp_path, quantize(tensors, quantized_fp8))["constant_rows"]
 
         assert severity == finding[0]
         assert f"{UP.format(1)} (4 rows: {rows.start}, {rows.start + 1}, {rows.start + 2}, …)" in finding[1]
@@ -105,11 +105,11 @@ class TestConstants:
     def test_rows_too_small_for_a_shared_scale_are_an_info(self, tmp_path):
         tensors = model()
         tensors[UP.format(1)][3] *= 1e-4
-        assert "info" == inspect_findings(tmp_path, quantized(tensors))["constant_rows"][0]
+        assert "info" == inspect_findings(tmp_path, quantize(tensors))["constant_rows"][0]
         assert "constant_rows" not in inspect_findings(tmp_path, tensors)
 
         tensors[UP.format(1)][3] = 0
-        assert "warning" == inspect_findings(tmp_path, quantized(tensors, quantized_fp8))["constant_rows"][0]
+        assert "warning" == inspect_findings(tmp_path, quantize(tensors, quantized_fp8))["constant_rows"][0]
 
     def test_rows_for_unused_tokens_may_be_zero(self, tmp_path):
         tokens = numbers(64, 128)
@@ -151,7 +151,7 @@ class TestScales:
         [(NAN, "scale_nonfinite", "error"), (INF, "scale_nonfinite", "error"), (-1.0, "scale_negative", "warning")],
     )
     def test_wrong_scales_are_named(self, tmp_path, value, code, severity):
-        tensors = quantized(model())
+        tensors = quantize(model())
         tensors[f"{UP.format(1)}_scale"] = torch.tensor(value)
         findings = inspect_findings(tmp_path, tensors)
 
@@ -159,7 +159,7 @@ class TestScales:
         assert "nonfinite_values" not in findings
 
     def test_zero_scales_count_only_above_nonzero_codes(self, tmp_path):
-        tensors, name = quantized(model()), UP.format(1)
+        tensors, name = quantize(model()), UP.format(1)
         scale = tensors[f"{name}_scale"].expand(64, 1).clone()
         scale[60:] = 0
         tensors[f"{name}_scale"], codes = scale, tensors[name]
@@ -171,20 +171,20 @@ class TestScales:
 
     @pytest.mark.parametrize(("factor", "is_told"), [(1000.0, True), (1e-3, True), (30.0, False)])
     def test_factor_is_noticed_by_comparing_blocks(self, tmp_path, factor, is_told):
-        tensors = quantized(model(), quantized_fp8)
+        tensors = quantize(model(), quantized_fp8)
         tensors[f"{UP.format(1)}_scale"] *= factor
 
         assert is_told == (UP.format(1) in inspect_findings(tmp_path, tensors).get("values_unlike", ("", ""))[1])
 
     def test_row_factor_is_noticed_by_comparing_rows(self, tmp_path):
-        tensors, name = quantized(model()), UP.format(1)
+        tensors, name = quantize(model()), UP.format(1)
         tensors[f"{name}_scale"] = tensors[f"{name}_scale"].expand(64, 1).clone()
         tensors[f"{name}_scale"][7] *= 3000
 
         assert f"{name} (1 row: 7: up to" in inspect_findings(tmp_path, tensors)["values_unlike"][1]
 
     def test_activation_scales_are_checked(self, tmp_path):
-        tensors = quantized(model(), quantized_fp8)
+        tensors = quantize(model(), quantized_fp8)
         for name in model():
             tensors[name.replace("weight", "input_scale")] = torch.tensor(0.5)
         tensors[UP.format(1).replace("weight", "input_scale")] = torch.tensor(NAN)
@@ -209,37 +209,37 @@ class TestScales:
     def test_ternary_values_use_their_full_range(self, tmp_path):
         tensors = {name: weight.sign() * (weight.abs() > 0.03) for name, weight in model().items()}
 
-        assert "unused_codes" not in inspect_findings(tmp_path, quantized(tensors))
+        assert "unused_codes" not in inspect_findings(tmp_path, quantize(tensors))
 
 
 class TestOutputs:
     @pytest.fixture
-    def broken(self, tmp_path):
+    def broken_path(self, tmp_path):
         tensors = model() | {UP.format(1): torch.full((64, 128), NAN)}
         return store(tmp_path / "m.safetensors", tensors)
 
     def run(self, *arguments):
         return CliRunner().invoke(app, [*map(str, arguments)])
 
-    def test_error_exits_with_its_status_and_fails_rules(self, broken, tmp_path):
-        done = self.run("inspect", broken, "--values", "-v", "-o", tmp_path / "i.json")
+    def test_error_exits_with_its_status_and_fails_rules(self, broken_path, tmp_path):
+        done = self.run("inspect", broken_path, "--values", "-v", "-o", tmp_path / "i.json")
         assert Status.INCONCLUSIVE == done.exit_code
         assert "error: elements are NaN or infinite" in done.stdout
         assert "every value was read once" in done.stdout
 
-        assert Status.OK == self.run("inspect", broken).exit_code
+        assert Status.OK == self.run("inspect", broken_path).exit_code
         judged = self.run("gate", tmp_path / "i.json", "--require", "bits_per_weight <= 32")
         assert Status.INCONCLUSIVE == judged.exit_code
 
     @pytest.mark.parametrize("suffix", ["json", "html", "md", "jsonl", "xml"])
-    def test_every_output_shows_the_finding(self, broken, tmp_path, suffix):
+    def test_every_output_shows_the_finding(self, broken_path, tmp_path, suffix):
         path = tmp_path / f"i.{suffix}"
-        quanterr.inspect(broken, values=True).save(path)
+        quanterr.inspect(broken_path, values=True).save(path)
 
         assert "NaN or infinite" in path.read_text()
 
-    def test_json_states_that_values_were_read(self, broken):
-        document = json.loads(self.run("inspect", broken, "--values", "--json").stdout)
+    def test_json_states_that_values_were_read(self, broken_path):
+        document = json.loads(self.run("inspect", broken_path, "--values", "--json").stdout)
 
         assert document["values"] is True
         assert 4 * 64 * 128 * 2 <= document["run"]["read_bytes"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.golden_files import CASES, GOLDEN, expected_of, values_of
 from support.making import CPU, numbers
-from support.simulated_device import NAME, UNKNOWN, check_tables, register, simulated
-from support.stored import stored, write
+from support.simulated_device import NAME, UNKNOWN, check_tables, register, simulate
+from support.stored import write, write_pair
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -55,11 +55,11 @@ def document(report):
 def both(make, **where):
     """Return the documents of two reports, one made on the CPU and one on the device."""
     here = make("cpu")
-    with simulated(**where):
+    with simulate(**where):
         return document(here), document(make(NAME))
 
 
-def blurred(case, folder):
+def blur(case, folder):
     """Write a golden file's values, each off by some per cent, as an original that differs from the file."""
     random = torch.Generator().manual_seed(0)
     values = {
@@ -76,7 +76,7 @@ def blurred(case, folder):
 def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
     # Exact to the bit: the same torch operations, one after the other, on the same chunks.
-    original = blurred(case, tmp_path)
+    original = blur(case, tmp_path)
     on_cpu, on_device = both(lambda name: quanterr.compare(original, case, device=name))
 
     assert on_cpu == on_device
@@ -86,7 +86,7 @@ def test_numbers_and_findings_equal_the_cpu(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", sorted({*CASES} - SOME_CASES), ids=name_of)
 def test_numbers_of_other_files_equal_the_cpu(case, tmp_path, monkeypatch):
     check_tables(monkeypatch, "quanterr.formats")
-    original = blurred(case, tmp_path)
+    original = blur(case, tmp_path)
     on_cpu, on_device = both(lambda name: compare_each(original, [case], CompareOptions(device=name), samples=False)[0])
 
     assert on_cpu == on_device
@@ -96,9 +96,9 @@ def test_numbers_of_other_files_equal_the_cpu(case, tmp_path, monkeypatch):
 def test_samples_are_examined_on_the_cpu_by_the_compiled_kernel(monkeypatch, tmp_path):
     monkeypatch.delenv(library.VARIABLE)
     monkeypatch.setattr(scheduler, "DEVICE_CHUNK", 1 << 14)
-    files = stored(tmp_path, a=(300, 200), b=(16, 64))
+    files = write_pair(tmp_path, a=(300, 200), b=(16, 64))
     here = quanterr.compare(*files, device="cpu")
-    with simulated():
+    with simulate():
         report = quanterr.compare(*files, device=NAME)
 
     for x, y in zip(here.layers, report.layers, strict=True):
@@ -110,7 +110,7 @@ def test_samples_are_examined_on_the_cpu_by_the_compiled_kernel(monkeypatch, tmp
 
 def test_exact_formats_are_exact_on_a_device():
     case = min(SOME_CASES)
-    with simulated():
+    with simulate():
         report = quanterr.compare(expected_of(case), case, device=NAME)
 
     assert not report.layers
@@ -119,21 +119,21 @@ def test_exact_formats_are_exact_on_a_device():
 
 class TestRanking:
     def test_candidates_are_ranked_as_on_the_cpu(self, tmp_path):
-        original, quantized = stored(tmp_path, a=(64, 64), b=(32, 96))
-        candidates = [quantized, stored(tmp_path / "other", a=(64, 64), b=(32, 96))[1]]
+        original, quantized = write_pair(tmp_path, a=(64, 64), b=(32, 96))
+        candidates = [quantized, write_pair(tmp_path / "other", a=(64, 64), b=(32, 96))[1]]
         on_cpu, on_device = both(lambda name: quanterr.rank(original, candidates, device=name))
 
         assert on_cpu == on_device
 
     def test_recipes_are_swept_as_on_the_cpu(self, tmp_path):
-        original, _ = stored(tmp_path, a=(64, 64))
+        original, _ = write_pair(tmp_path, a=(64, 64))
         to = ["fp8_row", "int4_g32", "nvfp4", "gguf_q4_k"]
         on_cpu, on_device = both(lambda name: quanterr.sweep(original, to=to, device=name))
 
         assert on_cpu == on_device
 
     def test_recipes_are_planned_as_on_the_cpu(self, tmp_path):
-        original, _ = stored(tmp_path, a=(64, 64), b=(32, 96))
+        original, _ = write_pair(tmp_path, a=(64, 64), b=(32, 96))
         on_cpu, on_device = both(
             lambda name: quanterr.plan(original, to=["fp8_row", "int4_g32"], bits=6.0, device=name)
         )
@@ -145,7 +145,7 @@ def test_measure_takes_device_tensors():
     x = numbers(40, 70)
     y = x + 0.1 * numbers(40, 70, seed=1)
     here = quanterr.measure(x, y)
-    with simulated():
+    with simulate():
         metrics = quanterr.measure(x.to(device()), y.to(device()))
 
     assert here == metrics
@@ -161,7 +161,7 @@ class TestMany:
         monkeypatch.setattr(scheduler, "SMALL_ELEMENTS", 1)
 
     def test_workers_on_separate_streams_give_the_same_sums(self, tmp_path):
-        files = stored(tmp_path, a=(20, 1000), b=(10, 800), c=(8, 8))
+        files = write_pair(tmp_path, a=(20, 1000), b=(10, 800), c=(8, 8))
         on_cpu, on_device = both(lambda name: quanterr.compare(*files, device=name))
 
         assert on_cpu == on_device
@@ -169,7 +169,7 @@ class TestMany:
     @pytest.mark.parametrize("name", ["quip_sharp/handmade_rvq3", "vptq/vptq_synthetic"])
     def test_shared_parts_are_in_order(self, name, tmp_path):
         case = GOLDEN / f"{name}.safetensors"
-        original = blurred(case, tmp_path)
+        original = blur(case, tmp_path)
         on_cpu, on_device = both(lambda name: quanterr.compare(original, case, device=name))
 
         assert on_cpu == on_device
@@ -186,14 +186,14 @@ class TestBuffers:
 
     @pytest.mark.parametrize("number", [0, 1])
     def test_buffers_are_refilled_only_after_the_copy_to_the_device(self, entry, number):
-        with simulated(count=2):
+        with simulate(count=2):
             workspace = Workspace(device(number))
             pieces = [workspace.read("x", entry, first, (64,)).clone() for first in (0, 64)]
 
             assert [*range(128)] == torch.cat(pieces).tolist()
 
     def test_shared_buffers_wait_until_they_are_made(self, entry):
-        with simulated():
+        with simulate():
             simulated_device = device()
             for _ in range(2):
                 with own_stream(simulated_device):
@@ -204,7 +204,7 @@ class TestBuffers:
         assert 6 == total
 
     def test_shared_buffers_wait_until_their_pieces_are_filled(self, entry):
-        with simulated():
+        with simulate():
             simulated_device = device()
             workspaces = [Workspace(simulated_device) for _ in range(2)]
             for workspace in workspaces:
@@ -222,7 +222,7 @@ class TestBuffers:
         assert 1 == total
 
     def test_shared_buffers_are_kept_for_all_who_use_them(self, entry):
-        with simulated():
+        with simulate():
             simulated_device = device()
             workspaces = [Workspace(simulated_device) for _ in range(2)]
             for workspace in workspaces:
@@ -239,30 +239,30 @@ class TestRoom:
 
     @pytest.fixture(autouse=True)
     def _small_chunks(self, monkeypatch):
-        for name, n in (("DEVICE_CHUNK", 1 << 14), ("LEAST_DEVICE_CHUNK", 1 << 12), ("CPU_CHUNK", 1 << 11)):
+        for name, n in (("DEVICE_CHUNK", 1 << 14), ("MIN_DEVICE_CHUNK", 1 << 12), ("CPU_CHUNK", 1 << 11)):
             monkeypatch.setattr(scheduler, name, n)
 
     @pytest.fixture
     def files(self, tmp_path):
-        return stored(tmp_path, a=(70, 1000))
+        return write_pair(tmp_path, a=(70, 1000))
 
-    def compared(self, files, name=NAME, **where):
+    def compare(self, files, name=NAME, **where):
         """Return the report, and the maximum number of bytes that the comparison held on the device."""
-        with simulated(**where) as memory:
+        with simulate(**where) as memory:
             return quanterr.compare(*files, device=name), memory.peak
 
     def test_missing_byte_is_found_with_smaller_chunks(self, files):
-        whole, most = self.compared(files)
-        report, peak = self.compared(files, limit=most - 1)
+        whole, whole_peak = self.compare(files)
+        report, peak = self.compare(files, limit=whole_peak - 1)
 
-        assert peak < most
+        assert peak < whole_peak
         assert whole.run.device == report.run.device
         assert whole.layers[0].max_absolute_error == report.layers[0].max_absolute_error
         assert whole.layers[0].mean_squared_error == pytest.approx(report.layers[0].mean_squared_error, rel=SUMS)
 
     def test_cpu_goes_on_where_device_memory_runs_out(self, files):
-        whole, _ = self.compared(files)
-        report, peak = self.compared(files, "auto", limit=1000)
+        whole, _ = self.compare(files)
+        report, peak = self.compare(files, "auto", limit=1000)
 
         assert peak <= 1000
         assert f"{NAME}:0 (simulated); also cpu, as memory ran out at a.weight" == report.run.device
@@ -270,13 +270,13 @@ class TestRoom:
 
     def test_exhausted_memory_is_an_error_where_the_cpu_may_not_go_on(self, files):
         with pytest.raises(ResourceError, match=r"out of GPU memory at a\.weight; try device cpu") as raised:
-            self.compared(files, limit=1000)
+            self.compare(files, limit=1000)
 
         assert 5 == raised.value.status
 
     @pytest.mark.session
     def test_device_memory_is_released_at_the_end(self, files):
-        with simulated() as memory:
+        with simulate() as memory:
             quanterr.compare(*files, device=NAME)
             gc.collect()
 
@@ -285,20 +285,20 @@ class TestRoom:
 
 class TestChoice:
     def test_auto_picks_the_accelerator(self):
-        with simulated():
+        with simulate():
             assert torch.device(NAME, 0) == pick_device("auto")
 
     def test_each_rank_on_a_machine_has_its_own_accelerator(self, monkeypatch):
         for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)
-        with simulated(count=2):
+        with simulate(count=2):
             assert torch.device(NAME, 1) == pick_device("auto")
-        with simulated(), pytest.raises(ResourceError, match="sees 1 SIM device here; try --device cpu"):
+        with simulate(), pytest.raises(ResourceError, match="sees 1 SIM device here; try --device cpu"):
             pick_device("auto")
 
     @pytest.mark.parametrize("lacking", [torch.float64, torch.float8_e4m3fn], ids=str)
     def test_device_without_a_needed_dtype_is_refused_by_name(self, lacking):
-        with simulated(lacks=[lacking]):
+        with simulate(lacks=[lacking]):
             assert CPU == pick_device("auto")
             with pytest.raises(ResourceError, match=f"does not compute in {str(lacking)[6:]}, .*; try --device cpu"):
                 pick_device(NAME)
@@ -309,7 +309,7 @@ class TestChoice:
     )
     def test_auto_compares_where_it_is_expected_to_be_faster(self, monkeypatch, cores, instructions, expected):
         monkeypatch.setattr(devices, "usable_cores", lambda: cores)
-        with simulated():
+        with simulate():
             chosen = choose_device("auto", instructions and library.Kernel(None, instructions))
 
             assert expected == chosen.type
@@ -320,7 +320,7 @@ class TestChoice:
     )
     def test_notice_says_why_the_accelerator_is_not_taken(self, monkeypatch, capsys, product, known):
         monkeypatch.setattr(devices, "usable_cores", lambda: 16)
-        with simulated() as memory:
+        with simulate() as memory:
             monkeypatch.setattr(type(memory), "get_device_name", lambda *_: product)
             choose_device("auto", library.Kernel(None, "avx512"))
 
@@ -331,14 +331,14 @@ class TestChoice:
 
     def test_named_accelerator_is_taken_without_a_notice(self, monkeypatch, capsys):
         monkeypatch.setattr(devices, "usable_cores", lambda: 16)
-        with simulated():
+        with simulate():
             assert device() == choose_device(NAME + ":0", library.Kernel(None, "avx512"))
         assert not capsys.readouterr().err
 
     def test_full_device_still_supports_its_dtypes(self):
-        with simulated(limit=0):
+        with simulate(limit=0):
             assert torch.device(NAME, 0) == pick_device("auto")
 
     def test_device_is_described_with_its_product(self):
-        with simulated():
+        with simulate():
             assert "sim:0 (simulated)" == describe_device(device())

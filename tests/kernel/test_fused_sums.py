@@ -11,8 +11,8 @@ from itertools import groupby
 import pytest
 import torch
 from support.golden_files import NUMBERS, expected_of
-from support.making import CPU, numbers, planned
-from support.stored import stored
+from support.making import CPU, numbers, open_pairing
+from support.stored import write_pair
 
 import quanterr
 from quanterr.kernel import fused_sums, library
@@ -41,23 +41,23 @@ FINITE = SumOptions(cells=CellGrid(1, 64))
 SIGNED = {"x": ["x_abs"], "y": ["x_abs", "e_abs"], "e": ["e_abs"]}
 
 
-def check(expected, found):
+def check(expected, sums):
     """Both sum the same float64 numbers, in another order."""
     n = expected.elements
     for name in ("x", "y", "e", "x_abs", "e_abs", "x_sq", "y_sq", "e_sq", "xy", "relative", "weighted_x_sq"):
         bound = sum(as_float(getattr(expected, of)) for of in SIGNED.get(name, [name]))
         if name == "xy":
             bound = as_float(expected.x_sq) ** 0.5 * as_float(expected.y_sq) ** 0.5
-        assert as_float(getattr(found, name)) == pytest.approx(
+        assert as_float(getattr(sums, name)) == pytest.approx(
             as_float(getattr(expected, name)), rel=0, abs=n * 2.0**-52 * bound
         ), name
     for name in (*fused_sums.COUNTS, "e_max", "e_min", "relative_max", "x_max", "cast_max", "dead_rows", "saturated"):
-        assert getattr(expected, name) == getattr(found, name), name
-    assert (expected.elements, expected.worst) == (found.elements, found.worst)
-    assert expected.histogram == found.histogram
-    assert len(expected.peaks) == len(found.peaks)
-    assert all(torch.equal(x.values, y.values) for x, y in zip(expected.peaks, found.peaks, strict=True))
-    for rows, others in ((expected.rows, found.rows), (expected.matrices, found.matrices)):
+        assert getattr(expected, name) == getattr(sums, name), name
+    assert (expected.elements, expected.worst) == (sums.elements, sums.worst)
+    assert expected.histogram == sums.histogram
+    assert len(expected.peaks) == len(sums.peaks)
+    assert all(torch.equal(x.values, y.values) for x, y in zip(expected.peaks, sums.peaks, strict=True))
+    for rows, others in ((expected.rows, sums.rows), (expected.matrices, sums.matrices)):
         assert rows.keys() == others.keys()
         assert all(as_float(rows[row].e_sq) == pytest.approx(as_float(others[row].e_sq), rel=1e-12) for row in rows)
         assert all(rows[row][2:] == others[row][2:] for row in rows)
@@ -66,7 +66,7 @@ def check(expected, found):
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: f"{case.parent.name}/{case.stem}")
 def test_golden_files_have_the_sums_of_the_specification(case, monkeypatch):
     monkeypatch.setattr(fused_sums, "TILE", TILE_ELEMENTS)
-    with torch.inference_mode(), planned(expected_of(case), case) as plan:
+    with torch.inference_mode(), open_pairing(expected_of(case), case) as plan:
         for pair in plan.pairs:
             rows, cols = pair.original.matrix
             if pair.original.needs_float64 or pair.quantized.needs_float64 or not pair.original.n:
@@ -88,7 +88,7 @@ def test_common_formats_are_decoded_by_the_kernel(monkeypatch):
     monkeypatch.setattr(fused_sums, "_read_values", lambda operand, chunk: pytest.fail(operand.weight.format))
     monkeypatch.setattr(fused_sums, "sum_codes", lambda *_: Sums())
     for name in names:
-        with planned(expected_of(cases[name]), cases[name]) as plan:
+        with open_pairing(expected_of(cases[name]), cases[name]) as plan:
             pair = plan.pairs[0]
             chunk = Chunk(0, pair.original.matrix[0], 0, pair.original.matrix[1])
             sum_fused(tuple(Operand(side, Workspace()) for side in (pair.original, pair.quantized)), chunk, 1.0, FINITE)
@@ -122,8 +122,8 @@ def test_pieces_of_rows_are_marked():
 
 
 def test_special_values_are_counted_as_in_the_specification():
-    inf, nan, least = torch.inf, torch.nan, 2.0**-149
-    x = torch.tensor([[0.0, -0.0, 1.0, inf, -inf, nan, 1.0, least, 1e-40, 3e38, 100.0, 0.5]])
+    inf, nan, smallest = torch.inf, torch.nan, 2.0**-149
+    x = torch.tensor([[0.0, -0.0, 1.0, inf, -inf, nan, 1.0, smallest, 1e-40, 3e38, 100.0, 0.5]])
     y = torch.tensor([[-0.0, 1.0, 0.0, 1.0, -inf, 2.0, nan, 0.0, 1e-40, -3e38, 101.0, 0.75]])
     check(*both(x, y, outlier=0.25, wanted=FINITE))
     check(*both(torch.full((2, 3), nan), torch.zeros(2, 3)))
@@ -149,7 +149,7 @@ def on_the_cpu(monkeypatch):
 
 def test_reports_are_those_of_the_specification(on_the_cpu, monkeypatch, tmp_path):
     monkeypatch.setenv(library.VARIABLE, "torch")
-    files = stored(tmp_path, a=(40, 700), b=(8, 64))
+    files = write_pair(tmp_path, a=(40, 700), b=(8, 64))
     report = quanterr.compare(*files, device="cpu")
     monkeypatch.setattr(fused_sums, "COMPILED_FOR", ())
     fused_sums._check_kernel.cache_clear()

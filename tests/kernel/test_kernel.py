@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.making import CPU, compared, fp8_codes, int8_codes, pair_of, summed, summed_by_chunk
+from support.making import CPU, compare, fp8_codes, int8_codes, pair_of, sum_up, summed_by_chunk
 from support.tolerances import EXACT, FEW, MANY, MANY_ELEMENTS
 
 from quanterr.comparison.worker import Worker
@@ -111,7 +111,7 @@ def normal(*shape, seed=0):
     return torch.randn(shape, generator=generator(seed))
 
 
-def quantized(x, bits=8):
+def quantize(x, bits=8):
     """Round to equal steps with a scale per row, as int8 does."""
     scale = (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)).clamp(min=1e-30)
     return (x / scale).round() * scale
@@ -146,16 +146,16 @@ class TestFast:
     @pytest.mark.parametrize("bits", [8, 3])
     def test_fast_sums_are_as_good_as_float64(self, make, shape, bits):
         x = make(*shape)
-        y = quantized(x, bits)
-        sums = summed(x, y)
+        y = quantize(x, bits)
+        sums = sum_up(x, y)
 
         assert_agrees(sums, x, y)
 
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
     def test_fast_counts_equal_exact_counts_except_on_the_threshold(self, make):
         x = make(64, 512)
-        y = quantized(x, 5)
-        fast, slow = summed(x, y), summed(x, y, wide=True)
+        y = quantize(x, 5)
+        fast, slow = sum_up(x, y), sum_up(x, y, wide=True)
         e, x = (y.double() - x.double()).abs(), x.double().abs()
         on_threshold = int(((e - OUTLIER).abs() <= ONE_ROUNDING * OUTLIER).sum())
         on_relative = int(((e - RELATIVE_OUTLIER * x).abs() <= TWO_ROUNDINGS * RELATIVE_OUTLIER * x).sum())
@@ -166,8 +166,8 @@ class TestFast:
     @pytest.mark.parametrize("make", TAME.values(), ids=TAME)
     def test_fast_worst_rows_equal_the_exact_ones(self, make):
         x = make(200, 96)
-        y = quantized(x, 4) + 1e-3 * x * torch.linspace(0, 1, 200)[:, None]
-        fast, slow = (dict(worst_rows(summed(x, y, wide=wide).rows.items())) for wide in (False, True))
+        y = quantize(x, 4) + 1e-3 * x * torch.linspace(0, 1, 200)[:, None]
+        fast, slow = (dict(worst_rows(sum_up(x, y, wide=wide).rows.items())) for wide in (False, True))
 
         assert list(slow) == list(fast)
         for number, row in slow.items():
@@ -177,7 +177,7 @@ class TestFast:
 
     def test_sums_do_not_depend_on_earlier_comparisons(self):
         worker = Worker(CPU, CPU_CHUNK, OUTLIER)
-        pairs = [pair_of(x, quantized(x)) for x in (normal(64, 512), normal(3, 5), normal(1, 9), normal(64, 512))]
+        pairs = [pair_of(x, quantize(x)) for x in (normal(64, 512), normal(3, 5), normal(1, 9), normal(64, 512))]
         with torch.inference_mode():
             together = [worker.sum_chunks([pair], list(Cut(*pair.original.matrix, CPU_CHUNK))) for pair in pairs]
             alone = [
@@ -232,7 +232,7 @@ class TestExact:
     def test_exact_sums_are_rational_arithmetic_where_float64_holds_it(self, pairs, outlier):
         x, y = map(list, zip(*pairs, strict=True))
         expected = exact_fields(x, y, outlier)
-        sums = summed(torch.tensor([x]), torch.tensor([y]), outlier=outlier, wide=True)
+        sums = sum_up(torch.tensor([x]), torch.tensor([y]), outlier=outlier, wide=True)
         actual = {n: Fraction(getattr(sums, n), ONE) if n in UNITS else getattr(sums, n) for n in expected}
         for name in ROUNDED:
             assert float(actual.pop(name)) == pytest.approx(float(expected.pop(name)), rel=1e-15 * len(x))
@@ -244,7 +244,7 @@ class TestExact:
     def test_exact_float32_sums_are_rational_arithmetic_within_roundings(self, pairs):
         x, y = map(list, zip(*pairs, strict=True))
         expected = exact_fields(x, y, OUTLIER)
-        sums = summed(torch.tensor([x]), torch.tensor([y]), wide=True)
+        sums = sum_up(torch.tensor([x]), torch.tensor([y]), wide=True)
         magnitudes = {
             "x": expected["x_abs"],
             "y": sum(abs(Fraction(b)) for b in y),
@@ -266,8 +266,8 @@ class TestExact:
     @pytest.mark.parametrize("shape", [(512, 1024), (1, 100_003), (37, 129)], ids=str)
     def test_exact_sums_equal_numpy(self, make, shape):
         x = make(*shape)
-        y = quantized(x, 4)
-        sums = summed(x, y, wide=True)
+        y = quantize(x, 4)
+        sums = sum_up(x, y, wide=True)
 
         assert_agrees(sums, x, y, wide=True)
 
@@ -285,7 +285,7 @@ def ones(*shape):
 def test_float64_is_compared_in_float64(tmp_path, change):
     x = normal(16, 64).double()
     y = x * (1 + change)
-    report = compared(tmp_path, {"a.weight": x, "b.weight": x}, {"a.weight": y, "b.weight": x.float()})
+    report = compare(tmp_path, {"a.weight": x, "b.weight": x}, {"a.weight": y, "b.weight": x.float()})
     layers = {layer.layer_name: layer for layer in report.layers}
 
     assert layers["a.weight"].mean_absolute_error == pytest.approx(float((y - x).abs().mean()), rel=1e-12)
@@ -294,14 +294,14 @@ def test_float64_is_compared_in_float64(tmp_path, change):
 
 
 WILD = {
-    "all of 1e-30": (1e-30 * normal(8, 64), quantized(1e-30 * normal(8, 64), 4)),
-    "all of 1e30": (1e30 * normal(8, 64), quantized(1e30 * normal(8, 64), 4)),
+    "all of 1e-30": (1e-30 * normal(8, 64), quantize(1e-30 * normal(8, 64), 4)),
+    "all of 1e30": (1e30 * normal(8, 64), quantize(1e30 * normal(8, 64), 4)),
     "all subnormal": (1e-40 * normal(8, 64), 1.5e-40 * normal(8, 64)),
     "rows of 1e-30 and of 1": (
         tiny_beside_one(1e-30, 1, 1e-30),
-        quantized(tiny_beside_one(1e-30, 1, 1e-30), 4),
+        quantize(tiny_beside_one(1e-30, 1, 1e-30), 4),
     ),
-    "rows of 1e30 and of 1": (tiny_beside_one(1e30, 1), quantized(tiny_beside_one(1e30, 1), 4)),
+    "rows of 1e30 and of 1": (tiny_beside_one(1e30, 1), quantize(tiny_beside_one(1e30, 1), 4)),
     "one element of 1e30": (ones(4, 8).index_fill(1, torch.tensor([3]), 1e30), ones(4, 8)),
     "one element of 1e-30 in each row": (ones(4, 8).index_fill(1, torch.tensor([3]), 1e-30), 2 * ones(4, 8)),
     "elements of 1e-30 that become zero": (1e-30 * ones(4, 8), torch.zeros(4, 8)),
@@ -333,13 +333,13 @@ WILD = {
 class TestWildValues:
     @pytest.mark.parametrize(("x", "y"), WILD.values(), ids=WILD)
     def test_values_of_extreme_magnitude_are_summed_correctly(self, x, y):
-        sums = summed(x, y)
+        sums = sum_up(x, y)
 
         assert_agrees(sums, x, y)
 
     @pytest.mark.parametrize(("x", "y"), WILD.values(), ids=WILD)
     def test_values_of_extreme_magnitude_are_summed_exactly_on_request(self, x, y):
-        sums = summed(x, y, wide=True)
+        sums = sum_up(x, y, wide=True)
 
         assert_agrees(sums, x, y, wide=True)
 
@@ -348,7 +348,7 @@ class TestWildValues:
     def test_error_ratio_does_not_depend_on_the_magnitude(self, scale, ratio):
         x = (scale * normal(16, 64)).clamp(-1e38, 1e38)
         y = (x.double() + scale * ratio * normal(16, 64, seed=1).double()).float()
-        sums = summed(x, y)
+        sums = sum_up(x, y)
 
         assert_agrees(sums, x, y)
 
@@ -362,12 +362,12 @@ class TestNonfinite:
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     def test_infinite_elements_are_counted_and_left_out(self, bad, side, wide):
         x = normal(8, 64)
-        y = quantized(x, 4)
+        y = quantize(x, 4)
         if side != "quantized":
             x[2, 5] = x[7, 63] = bad
         if side != "original":
             y[(3, 5) if side == "both but elsewhere" else (2, 5)] = bad
-        sums = summed(x, y, wide=wide)
+        sums = sum_up(x, y, wide=wide)
 
         assert sums.nonfinite
         assert_agrees(sums, x, y, wide)
@@ -376,9 +376,9 @@ class TestNonfinite:
     def test_infinite_rows_and_weights_are_counted_and_left_out(self, bad):
         x, y = normal(4, 16), normal(4, 16, seed=1)
         x[1] = bad
-        some = summed(x, y)
+        some = sum_up(x, y)
         x[:] = bad
-        none = summed(x, y)
+        none = sum_up(x, y)
 
         assert (some.nonfinite_original, some.nonfinite_quantized, some.n) == (16, 0, 48)
         assert (none.nonfinite_original, none.nonfinite_quantized, none.n) == (64, 0, 0)
@@ -387,7 +387,7 @@ class TestNonfinite:
 
     def test_elements_that_are_infinite_on_both_sides_are_not_equal(self):
         x = torch.full((2, 4), inf)
-        sums = summed(x, x)
+        sums = sum_up(x, x)
 
         assert (sums.nonfinite_original, sums.nonfinite_quantized, sums.n, sums.exact) == (8, 8, 0, False)
 
@@ -396,7 +396,7 @@ class TestZeros:
     def test_zeros_are_counted_by_side(self):
         x = torch.tensor([[0.0, 0.0, 2.0, 4.0, -0.0, 5.0]])
         y = torch.tensor([[0.0, 3.0, 0.0, 4.0, 0.0, -0.0]])
-        sums = summed(x, y)
+        sums = sum_up(x, y)
 
         assert (sums.x_nonzero, sums.zero_reference, sums.zeroed) == (3, 1, 2)
         assert sums.relative_max == 1.0
@@ -405,7 +405,7 @@ class TestZeros:
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     def test_zeros_that_became_nonzero_are_relative_outliers(self, wide):
         x, y = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 1e-6, 1.0]])
-        sums = summed(x, y, wide=wide)
+        sums = sum_up(x, y, wide=wide)
 
         assert sums.relative_outliers == 1
 
@@ -413,23 +413,23 @@ class TestZeros:
     @pytest.mark.parametrize("side", ["original", "quantized", "both"])
     def test_rows_of_zeros_are_measured(self, rows, side):
         x = normal(8, 64)
-        y = quantized(x, 4)
+        y = quantize(x, 4)
         if side != "quantized":
             x[list(rows)] = 0
         if side != "original":
             y[list(rows)] = 0
-        sums = summed(x, y)
+        sums = sum_up(x, y)
 
         assert_agrees(sums, x, y)
 
     def test_zeros_on_both_sides_are_exact(self):
-        sums = summed(torch.zeros(4, 8), torch.zeros(4, 8))
+        sums = sum_up(torch.zeros(4, 8), torch.zeros(4, 8))
 
         assert sums.exact
         assert (sums.x_nonzero, sums.n, sums.e_max, sums.e_min) == (0, 32, 0.0, 0.0)
 
     def test_zeros_with_either_sign_are_equal(self):
-        sums = summed(torch.zeros(4, 8), -torch.zeros(4, 8))
+        sums = sum_up(torch.zeros(4, 8), -torch.zeros(4, 8))
 
         assert sums.exact
 
@@ -437,7 +437,7 @@ class TestZeros:
 @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
 class TestSmall:
     def test_single_element_is_measured(self, wide):
-        sums = summed(torch.tensor([[2.0]]), torch.tensor([[1.5]]), wide=wide)
+        sums = sum_up(torch.tensor([[2.0]]), torch.tensor([[1.5]]), wide=wide)
 
         assert (sums.n, sums.e_max, sums.e_min, sums.relative_max) == (1, 0.5, 0.5, 0.25)
         assert (
@@ -450,7 +450,7 @@ class TestSmall:
 
     def test_equal_weights_are_exact_without_a_worst_row(self, wide):
         x = normal(5, 9)
-        sums = summed(x, x, wide=wide)
+        sums = sum_up(x, x, wide=wide)
 
         assert (sums.exact, sums.worst, worst_rows(sums.rows.items())) == (True, None, [])
 
@@ -458,19 +458,19 @@ class TestSmall:
         x = normal(50, 90)
         y = x.clone()
         y[49, 89] = y[49, 89].nextafter(torch.tensor(inf))
-        sums = summed(x, y, wide=wide)
+        sums = sum_up(x, y, wide=wide)
 
         assert not sums.exact
         assert [number for number, _ in worst_rows(sums.rows.items())] == [49]
 
     def test_empty_weight_has_empty_sums(self, wide):
-        sums = summed(torch.zeros(0, 5), torch.zeros(0, 5), wide=wide)
+        sums = sum_up(torch.zeros(0, 5), torch.zeros(0, 5), wide=wide)
 
         assert Sums() == sums
 
     def test_smallest_error_counts_only_different_elements(self, wide):
         x = ones(2, 3)
-        sums = summed(x, torch.tensor([[1.5, 1.25, 2.0], [3.0, 1.125, 1.5]]), wide=wide)
+        sums = sum_up(x, torch.tensor([[1.5, 1.25, 2.0], [3.0, 1.125, 1.5]]), wide=wide)
 
         assert (sums.e_min, sums.e_max) == (0.125, 2.0)
 
@@ -479,9 +479,9 @@ class TestSmall:
 @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
 def test_outliers_are_errors_above_the_threshold(outlier, wide):
     x = normal(64, 128)
-    y = quantized(x, 4) * 1.1
+    y = quantize(x, 4) * 1.1
     counts, _, _ = by_numpy(x, y, outlier)
-    sums = summed(x, y, outlier=outlier, wide=wide)
+    sums = sum_up(x, y, outlier=outlier, wide=wide)
 
     assert counts["outliers"] == sums.outliers
     assert counts["relative_outliers"] == pytest.approx(sums.relative_outliers, abs=0 if wide else 1)
@@ -495,7 +495,7 @@ class TestWorstRows:
         y = x.clone()
         for place, row in enumerate(order):
             y[row] += 0.5 / (place + 1)
-        rows = worst_rows(summed(x, y, wide=wide).rows.items())
+        rows = worst_rows(sum_up(x, y, wide=wide).rows.items())
 
         assert order[:KEPT_ROWS] == [number for number, _ in rows]
         assert [0.5 / (place + 1) for place in range(KEPT_ROWS)] == pytest.approx([row.e_max for _, row in rows])
@@ -503,7 +503,7 @@ class TestWorstRows:
     def test_worst_rows_are_not_those_with_the_largest_error(self, wide):
         x = torch.tensor([[100.0, 100.0], [1.0, 1.0], [10.0, 10.0]])
         y = torch.tensor([[101.0, 100.0], [1.5, 1.0], [10.0, 10.0]])
-        sums = summed(x, y, wide=wide)
+        sums = sum_up(x, y, wide=wide)
 
         assert [number for number, _ in worst_rows(sums.rows.items())] == [1, 0]
         assert (sums.worst.error, sums.worst.row) == (1.0, 0)
@@ -511,7 +511,7 @@ class TestWorstRows:
     def test_rows_without_signal_come_first(self, wide):
         x, y = ones(4, 8), 2 * ones(4, 8)
         x[2] = 0
-        sums = summed(x, y, wide=wide)
+        sums = sum_up(x, y, wide=wide)
 
         assert [number for number, _ in worst_rows(sums.rows.items())] == [2, 0, 1, 3]
 
@@ -520,7 +520,7 @@ class TestWorstRows:
     @pytest.mark.parametrize("size", [CPU_CHUNK, 8 * 7, 8])
     def test_equally_bad_rows_come_in_order(self, wide, n_rows, signal, size):
         x = torch.full((n_rows, 8), signal)
-        sums = summed(x, x + 0.5, size=size, wide=wide)
+        sums = sum_up(x, x + 0.5, size=size, wide=wide)
 
         assert list(range(KEPT_ROWS)) == [number for number, _ in worst_rows(sums.rows.items())]
         assert (sums.worst.row, sums.worst.col) == (0, 0)
@@ -528,15 +528,15 @@ class TestWorstRows:
     @pytest.mark.parametrize("size", [8, 24, 80, 1 << 18])
     def test_worst_rows_do_not_depend_on_the_cut(self, wide, size):
         x = normal(100, 8)
-        y = quantized(x, 3)
-        whole = worst_rows(summed(x, y, wide=True).rows.items())
-        rows = worst_rows(summed(x, y, size=size, wide=wide).rows.items())
+        y = quantize(x, 3)
+        whole = worst_rows(sum_up(x, y, wide=True).rows.items())
+        rows = worst_rows(sum_up(x, y, size=size, wide=wide).rows.items())
 
         assert [number for number, _ in whole] == [number for number, _ in rows]
 
     def test_worst_rows_keep_no_more_than_they_need(self, wide):
         x = normal(5000, 8)
-        sums = summed(x, quantized(x, 3), size=80, wide=wide)
+        sums = sum_up(x, quantize(x, 3), size=80, wide=wide)
 
         assert len(sums.rows) <= 4 * KEPT_ROWS
 
@@ -546,9 +546,9 @@ class TestRowPieces:
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     def test_row_pieces_give_the_same_sums_and_worst_rows_as_whole_rows(self, size, wide):
         x = normal(3, 100_003)
-        y = quantized(x, 4)
+        y = quantize(x, 4)
         y[1] *= 1.5
-        pieces, whole = summed(x, y, size=size, wide=wide), summed(x, y, size=1 << 20, wide=True)
+        pieces, whole = sum_up(x, y, size=size, wide=wide), sum_up(x, y, size=1 << 20, wide=True)
         actual, expected = (dict(worst_rows(sums.rows.items())) for sums in (pieces, whole))
 
         assert_agrees(pieces, x, y, wide)
@@ -561,9 +561,9 @@ class TestRowPieces:
     @pytest.mark.parametrize("size", [5000, 5120])
     def test_row_pieces_with_any_width_give_the_same_sums(self, size):
         x = normal(20, 12_800)
-        y = quantized(x)
+        y = quantize(x)
 
-        assert_agrees(summed(x, y, size=size), x, y)
+        assert_agrees(sum_up(x, y, size=size), x, y)
 
     @pytest.mark.parametrize("size", [100, 4000, 5000, 9999])
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
@@ -572,7 +572,7 @@ class TestRowPieces:
         y = x.clone()
         y[1, 7000:] = 2
         expected = [(1, 10_000, 3000, 1.0)]
-        at_once, one_by_one = summed(x, y, size, wide=wide), Sums.merge(summed_by_chunk(x, y, size, wide))
+        at_once, one_by_one = sum_up(x, y, size, wide=wide), Sums.merge(summed_by_chunk(x, y, size, wide))
 
         for sums in (at_once, one_by_one):
             rows = worst_rows(sums.rows.items())
@@ -583,7 +583,7 @@ class TestRowPieces:
     @pytest.mark.parametrize("place", [(0, 0), (1, 999), (1, 1000), (2, 54_321), (2, 100_002)], ids=str)
     def test_row_pieces_find_the_worst_element(self, size, place):
         x = normal(3, 100_003)
-        y = quantized(x, 8)
+        y = quantize(x, 8)
         y[place] += 1
         row, col, original, quantized_value = worst_element(x, y, size)
 
@@ -600,7 +600,7 @@ class TestRowPieces:
 
     def test_worst_element_is_found_next_to_infinite_ones(self):
         x = normal(3, 5000)
-        y = quantized(x, 8)
+        y = quantize(x, 8)
         y[1, 4000] = float("nan")
         x[1, 4001] = inf
         y[1, 4002] += 1
@@ -634,22 +634,22 @@ class TestPercentiles:
     def test_percentiles_agree_with_numpy_within_half_a_percent(self, make, n):
         e = make(n)
         expected = {key: nearest_rank(e.abs().double().numpy(), q) for key, q in PERCENTILES.items()}
-        reported = percentiles(dict, Measurement(summed(torch.zeros(n), e)))
+        reported = percentiles(dict, Measurement(sum_up(torch.zeros(n), e)))
 
         assert expected == pytest.approx(reported, rel=0.005, abs=0)
 
     def test_percentiles_leave_out_infinite_values(self):
         e = torch.tensor([1.0, 2.0, 3.0, float("nan"), inf])
-        reported = percentiles(dict, Measurement(summed(torch.zeros(5), e)))
+        reported = percentiles(dict, Measurement(sum_up(torch.zeros(5), e)))
 
         assert (reported["p50"], reported["p99_9"]) == (2.0, 3.0)
 
     def test_percentiles_are_the_same_in_any_cut(self):
         x = normal(64, 500)
-        y = quantized(x, 4)
-        whole = summed(x, y).histogram
+        y = quantize(x, 4)
+        whole = sum_up(x, y).histogram
 
-        assert all(whole == summed(x, y, size=size).histogram for size in (100, 500, 1501))
+        assert all(whole == sum_up(x, y, size=size).histogram for size in (100, 500, 1501))
 
 
 class TestZeroCodes:
@@ -686,7 +686,7 @@ class TestZeroCodes:
         if scale.dim() == 2:
             scale_of_each = scale.repeat_interleave(8, 0).repeat_interleave(32, 1)
         counts, _, _ = by_numpy(x, codes.float() * scale_of_each)
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": codes, "a.weight_scale": scale})
         layer = report.layers[0]
 
         assert layer.zeroed_pct == pytest.approx(100 * counts["zeroed"] / x.numel())
@@ -708,7 +708,7 @@ class TestSaturatedCodes:
         x = normal(70, 300)
         x[0, 0] = original
         x[1] *= original
-        report = compared(
+        report = compare(
             tmp_path,
             {"a.weight": x},
             {"a.weight": codes, "a.weight_scale": torch.tensor(0.01)},
@@ -721,7 +721,7 @@ class TestSaturatedCodes:
         assert isnan(original) != layer.finite
 
     def test_saturated_codes_are_undefined_without_a_scale(self, tmp_path):
-        report = compared(
+        report = compare(
             tmp_path,
             {"a.weight": normal(4, 64), "b.weight": normal(4, 64)},
             {"a.weight": fp8_codes(4, 64), "b.weight": normal(4, 64, seed=1)},

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_files import NUMBERS, expected_of
-from support.making import planned, same_bits
+from support.making import open_pairing, same_bits
 
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.levels import (
@@ -57,7 +57,7 @@ NO_NEAREST = {  # vectors, trellises, learned codebooks, mixed bits, scaled rota
 WITH_NEAREST = [case for case in NUMBERS if case.parent.name not in NO_NEAREST]
 
 
-def rounded(weight):
+def read_levels(weight):
     """Return the whole weight in the space of its codes: stored values, scales, and the weight itself."""
     inner = weight.rotated.weight if weight.rotated else weight
     chunk = Chunk(0, inner.matrix[0], 0, inner.matrix[1])
@@ -67,9 +67,9 @@ def rounded(weight):
     return inner, y, scales and Scaling(unit, None if scales.shift is None else scales.shift.clone())
 
 
-def coded(case):
-    with planned(expected_of(case), case) as plan:
-        parts = [rounded(pair.quantized) for pair in plan.pairs]
+def read_codes(case):
+    with open_pairing(expected_of(case), case) as plan:
+        parts = [read_levels(pair.quantized) for pair in plan.pairs]
     return [(weight, y, scales) for weight, y, scales in parts if scales]
 
 
@@ -97,7 +97,7 @@ def test_levels_of_a_table_have_no_uniform_bits():
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
     filled = [FilledWorkspace() for _ in range(4)]
-    with planned(expected_of(case), case) as plan:
+    with open_pairing(expected_of(case), case) as plan:
         for weight in (pair.quantized for pair in plan.pairs):
             chunk = Chunk(0, weight.matrix[0], 0, weight.matrix[1])
             expected = weight.scaling(chunk, filled[:2])
@@ -113,7 +113,7 @@ def test_scales_are_the_same_if_the_kernel_decodes_codes(case):
 @pytest.mark.parametrize("case", WITH_NEAREST, ids=lambda path: f"{path.parent.name}/{path.stem}")
 class TestEveryGoldenCaseWithNearestCodes:
     def test_stored_value_is_nearest_to_itself(self, case):
-        for weight, y, scales in coded(case):
+        for weight, y, scales in read_codes(case):
             fine = usable(weight, y, scales)
             nearest = find_nearest(weight.levels, y, y, scales)
 
@@ -122,7 +122,7 @@ class TestEveryGoldenCaseWithNearestCodes:
             assert not nearest.steps[fine].any()
 
     def test_nearest_code_is_at_least_as_near_as_the_stored_one(self, case):
-        for weight, y, scales in coded(case):
+        for weight, y, scales in read_codes(case):
             fine = usable(weight, y, scales)
             noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
             x = y + noise * scales.unit.abs()
@@ -138,7 +138,7 @@ ON_A_LINE = [case for case in WITH_NEAREST if case.parent.name != "asym_w4a8_int
 
 @pytest.mark.parametrize("case", ON_A_LINE, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_levels_equal_the_producer_values(case):
-    for weight, y, scales in coded(case):
+    for weight, y, scales in read_codes(case):
         fine = usable(weight, y, scales) & (scales.unit != 0)
         other = torch.full_like(y, torch.nan)  # no stored value is given
         nearest = find_nearest(weight.levels, y, other, scales)
@@ -151,7 +151,7 @@ def test_levels_equal_the_producer_values(case):
 def test_other_formats_have_no_nearest_code():
     formats_by_answer = {True: set(), False: set()}
     for case in NUMBERS:
-        with planned(expected_of(case), case) as plan:
+        with open_pairing(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 inner = pair.quantized.rotated.weight if pair.quantized.rotated else pair.quantized
                 formats_by_answer[inner.levels is not None].add(pair.quantized.format)
@@ -192,9 +192,9 @@ class TestLevels:
         codes = torch.tensor(data.draw(st.lists(numbers, min_size=1, max_size=50)))
         values = values_of(levels)
         nearest = levels.nearest(codes)
-        least = (codes[:, None] - values).abs().min(1).values
+        distances = (codes[:, None] - values).abs().min(1).values
 
-        assert torch.allclose((nearest - codes).abs(), least, rtol=1e-5, atol=1e-6)
+        assert torch.allclose((nearest - codes).abs(), distances, rtol=1e-5, atol=1e-6)
         assert torch.equal(levels.values(levels.numbers(codes)), nearest)
 
     @settings(max_examples=40)
@@ -206,9 +206,9 @@ class TestLevels:
         y = values[torch.tensor([data.draw(st.lists(st.integers(0, len(values) - 1), min_size=8, max_size=8))])]
         scales = Scaling(torch.ones(1, 1))
         if measure_rounding(levels, x, y - x, scales, Workspace()) is not None:
-            least = (x[..., None] - values).abs().amin(-1)
+            distances = (x[..., None] - values).abs().amin(-1)
 
-            assert ((y - x).abs() <= least * 1.0001).all()
+            assert ((y - x).abs() <= distances * 1.0001).all()
 
 
 def test_short_test_confirms_plain_rounding():

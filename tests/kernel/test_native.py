@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.gguf_stored import Stored, write_gguf
 from support.golden_files import NUMBERS, expected_of
-from support.making import CPU, FP8, config_of, dequantized, in_memory, label, planned, same_bits, store, summed
-from test_kernel import TAME, normal, quantized
+from support.making import CPU, FP8, config_of, in_memory, label, open_pairing, read_whole, same_bits, store, sum_up
+from test_kernel import TAME, normal, quantize
 
 import quanterr
 from quanterr.checkpoints import open_checkpoint
@@ -78,13 +78,13 @@ MODULES = gguf_basic, gguf_codebook, gguf_ik, gguf_iq, gguf_k, gguf_low, gguf_tr
 DESCRIBED = sorted(
     name
     for module in MODULES
-    for kind in module.TYPES
-    for name, block in kind.blocks.items()
+    for block_type in module.TYPES
+    for name, block in block_type.blocks.items()
     if not block.rewrite and name not in ElementType.__members__
 )
 
 
-def decoded(weight, kernel=BUILT, size=1 << 22):
+def decode_all(weight, kernel=BUILT, size=1 << 22):
     """Return a weight as the kernel decodes it, chunk by chunk."""
     whole = torch.empty(weight.matrix)
     workspaces = Workspace(), Workspace()
@@ -203,27 +203,27 @@ SEARCHES = {
 def test_ggml_scales_equal_torch(monkeypatch, kernel, search, change, size):
     x, weights = change(normal(101, size).view(101, 1, size)), normal(101, size).view(101, 1, size).abs()
 
-    def found(choice):
+    def encode(choice):
         monkeypatch.setattr(searches, "choose_kernel", lambda: library.KernelChoice(choice))
         codes = torch.zeros_like(x)
         return *search(x, weights, codes), codes
 
-    assert all(torch.equal(of_torch, other) for of_torch, other in zip(found(None), found(kernel), strict=True))
+    assert all(torch.equal(of_torch, other) for of_torch, other in zip(encode(None), encode(kernel), strict=True))
 
 
 @every_kernel
 @pytest.mark.parametrize("importance", [None, normal(9, 256).abs()], ids=["", "importance"])
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("kind", superblocks.K_TYPES)
-def test_k_type_blocks_equal_torch(monkeypatch, kernel, kind, change, importance):
+@pytest.mark.parametrize("ggml_type", superblocks.K_TYPES)
+def test_k_type_blocks_equal_torch(monkeypatch, kernel, ggml_type, change, importance):
     x = change(normal(9, 256).view(9, 1, 256)).view(9, 256)
 
-    def found(choice):
+    def encode(choice):
         for module in (searches, superblocks, rounding):
             monkeypatch.setattr(module, "choose_kernel", lambda: library.KernelChoice(choice))
-        return superblocks.K_TYPES[kind](x, importance)
+        return superblocks.K_TYPES[ggml_type](x, importance)
 
-    assert torch.equal(found(None), found(kernel))
+    assert torch.equal(encode(None), encode(kernel))
 
 
 @every_kernel
@@ -239,11 +239,11 @@ def test_k_type_units_equal_torch_halves(monkeypatch, kernel):
     scales = torch.linspace(-1, 0.5, 16) * largest[:, None]
     x = normal(len(scales), 256).view(-1, 16, 16) * largest[:, None, None]
 
-    def found(choice):
+    def encode(choice):
         monkeypatch.setattr(superblocks, "choose_kernel", lambda: library.KernelChoice(choice))
         return superblocks._encode(superblocks.Q6_K, x, None, scales)
 
-    assert torch.equal(found(None), found(kernel))
+    assert torch.equal(encode(None), encode(kernel))
 
 
 @every_kernel
@@ -278,7 +278,7 @@ def test_regions_with_infinity_are_left_to_torch(where):
 def test_tile_codes_equal_torch(monkeypatch, kernel, mask):
     bits = torch.Generator().manual_seed(mask)
     stored = torch.randint(-(1 << 31), 1 << 31, (5, 3, 9), generator=bits).int()
-    codes = torch.stack([torch.randint(0, most, (28,), generator=bits) for most in (9, 9, 32)], 1).int()
+    codes = torch.stack([torch.randint(0, high, (28,), generator=bits) for high in (9, 9, 32)], 1).int()
     layout, table = TileLayout(4, 7, codes), torch.rand(mask + 1, generator=bits)
 
     def values(choice):
@@ -292,7 +292,7 @@ def test_tile_codes_equal_torch(monkeypatch, kernel, mask):
 class TestValues:
     @pytest.mark.parametrize("case", NUMBERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
     def test_golden_values_equal_the_format_bit_by_bit(self, case):
-        with planned(expected_of(case), case) as plan:
+        with open_pairing(expected_of(case), case) as plan:
             for pair in plan.pairs:
                 for weight in (pair.original, pair.quantized):
                     decoder = decoder_of(weight.dequantize)
@@ -300,7 +300,7 @@ class TestValues:
                         decoder
                         and weight.matrix[1] % decoder.storage_unit[0] == decoder.cols % decoder.storage_unit[0] == 0
                     ):
-                        assert same_bits(dequantized(weight), decoded(weight)), weight.name
+                        assert same_bits(read_whole(weight), decode_all(weight)), weight.name
 
     @pytest.mark.parametrize(
         "name",
@@ -320,19 +320,19 @@ class TestValues:
         ],
     )
     def test_values_do_not_depend_on_the_cut(self, tmp_path, name):
-        with planned(*stored_as(tmp_path, name)) as plan:
+        with open_pairing(*store_as(tmp_path, name)) as plan:
             weight = plan.pairs[0].quantized
             cols = weight.matrix[1]
             sizes = [8 * cols, 24 * cols, *([512] if name in ROTATED else []), *([19 * cols] if name in SHARED else [])]
 
             assert decoder_of(weight.dequantize)
-            assert all(same_bits(dequantized(weight), decoded(weight, size=size)) for size in sizes)
+            assert all(same_bits(read_whole(weight), decode_all(weight, size=size)) for size in sizes)
 
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "gptq_by_importance", "ct_pack", *SHARED])
     @pytest.mark.parametrize("rows", [(0, 48), (8, 40), (24, 25)])
     def test_replaced_codes_decode_as_in_the_format(self, tmp_path, name, rows):
         """Codes are replaced to find the ends of a weight's range; they are in memory, not in a file."""
-        with planned(*stored_as(tmp_path, name)) as plan:
+        with open_pairing(*store_as(tmp_path, name)) as plan:
             weight, chunk = plan.pairs[0].quantized, Chunk(*rows, 0, 2048)
             plain, native_too = FilledWorkspace(), FilledWorkspace()
             for workspace in (plain, native_too):
@@ -345,7 +345,7 @@ class TestValues:
     @every_kernel
     @pytest.mark.parametrize("name", ["e4m3", "gptq", "awq_gemm", "gguf_q4_k", "nvfp4"])
     def test_errors_equal_torch(self, tmp_path, kernel, name):
-        with planned(*stored_as(tmp_path, name)) as plan:
+        with open_pairing(*store_as(tmp_path, name)) as plan:
             sides = [(side, Workspace()) for side in (plan.pairs[0].original, plan.pairs[0].quantized)]
             rows, cols = sides[0][0].matrix
             for chunk in (Chunk(0, rows, 0, cols), Chunk(8, 9, 0, cols)):
@@ -375,16 +375,16 @@ class TestValues:
             expected = codes.view(numpy.get(dtype, np.int8)).astype(np.float32) * np.float32(scale)
         tensors = {"a.weight": torch.from_numpy(codes).view(dtype), "a.weight_scale": torch.full(shape, scale)}
         y = store(tmp_path / "y.safetensors", tensors)
-        with planned(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(8, 32)}), y) as plan:
-            assert same_bits(torch.from_numpy(expected), decoded(plan.pairs[0].quantized, kernel))
+        with open_pairing(store(tmp_path / "x.safetensors", {"a.weight": torch.zeros(8, 32)}), y) as plan:
+            assert same_bits(torch.from_numpy(expected), decode_all(plan.pairs[0].quantized, kernel))
 
     @every_kernel
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_all_16_bit_codes_equal_torch(self, tmp_path, kernel, dtype):
         codes = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(256, 256).view(dtype)
         x = store(tmp_path / "x.safetensors", {"a.weight": codes})
-        with planned(x, x) as plan:
-            assert same_bits(codes.float(), decoded(plan.pairs[0].original, kernel))
+        with open_pairing(x, x) as plan:
+            assert same_bits(codes.float(), decode_all(plan.pairs[0].original, kernel))
 
     @pytest.mark.session
     @every_kernel
@@ -395,7 +395,7 @@ class TestValues:
         stored = torch.randint(0, 256, (m * k // n * n_bytes,), dtype=torch.uint8, generator=any_bits)
         with open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("X.weight", name, (m, k), bytes(stored))])) as y:
             weight = CheckpointSide("y", y).recognize("X.weight", (m, k))
-            expected, decoded_values = dequantized(weight), decoded(weight, kernel, size=k)
+            expected, decoded_values = read_whole(weight), decode_all(weight, kernel, size=k)
 
         assert same_bits(expected[~expected.isnan()], decoded_values[~expected.isnan()])
         assert torch.equal(expected.isnan(), decoded_values.isnan())
@@ -407,14 +407,14 @@ class TestValues:
         stored = torch.randint(0, 256, (OF_NAME[name].count_bytes((m, k)),), dtype=torch.uint8)
         with open_checkpoint(write_gguf(tmp_path / "y.gguf", [Stored("X.weight", name, (m, k), bytes(stored))])) as y:
             weight = CheckpointSide("y", y).recognize("X.weight", (m, k))
-            expected = dequantized(weight)
+            expected = read_whole(weight)
             for rows in (1, 3, 5, 16):
-                decoded_values = decoded(weight, kernel, size=rows * k)
+                decoded_values = decode_all(weight, kernel, size=rows * k)
 
                 assert same_bits(expected, decoded_values), rows
 
 
-def stored_as(folder, name):
+def store_as(folder, name):
     """Write a large enough weight in a format, and an original."""
     m, k = 48, 2048
     any_bits = torch.Generator().manual_seed(1)
@@ -497,10 +497,10 @@ def stored_as(folder, name):
     return x, store(folder / "y.safetensors", tensors[name])
 
 
-def assert_near(found, exact, tolerance=AGREEMENT):
+def assert_near(values, exact, tolerance=AGREEMENT):
     """Check that counts are equal and sums close; sums that cancel are measured by their terms' magnitudes."""
     counts = [name for name in ADDED if name not in structs.SUMS and "outliers" not in name]
-    assert {name: getattr(exact, name) for name in counts} == {name: getattr(found, name) for name in counts}
+    assert {name: getattr(exact, name) for name in counts} == {name: getattr(values, name) for name in counts}
     off = {}
     for name in structs.SUMS:
         magnitude = abs(as_float(getattr(exact, SIGNED.get(name, name))))
@@ -510,12 +510,12 @@ def assert_near(found, exact, tolerance=AGREEMENT):
             magnitude += as_float(exact.y_sq)
         if name == "y_sq":  # the kernel finds it as x² + 2xe + e²
             magnitude += as_float(exact.x_sq) + as_float(exact.e_sq)
-        error = abs(as_float(getattr(found, name) - getattr(exact, name)))
+        error = abs(as_float(getattr(values, name) - getattr(exact, name)))
         if error > tolerance * magnitude:
             off[name] = error / magnitude if magnitude else error
     assert off == {}
     for name in ("e_max", "e_min", "relative_max", "cast_max", "x_max"):
-        assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
+        assert getattr(values, name) == pytest.approx(getattr(exact, name), rel=2**-22, abs=0)
 
 
 SHAPES = [(64, 512), (37, 129), (300, 7), (1, 1), (3, 17_000)]
@@ -538,15 +538,15 @@ class TestSums:
     def test_sums_equal_float64(self, make, bits):
         for shape in SHAPES:
             x = make(*shape)
-            y = quantized(x, bits)
+            y = quantize(x, bits)
 
-            assert_near(summed(x, y, kernel=BUILT), summed(x, y, wide=True))
+            assert_near(sum_up(x, y, kernel=BUILT), sum_up(x, y, wide=True))
 
     @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
     def test_percentiles_equal_the_counts(self, make):
         for shape in SHAPES:
             x = make(*shape)
-            histogram, ranks = summed(x, quantized(x, 3), kernel=BUILT).histogram, find_ranks(x.numel())
+            histogram, ranks = sum_up(x, quantize(x, 3), kernel=BUILT).histogram, find_ranks(x.numel())
             counted = Histogram(histogram.zeros, histogram.counts, histogram.first)
 
             assert set(ranks) == histogram.known.keys()
@@ -555,9 +555,9 @@ class TestSums:
     @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("side", [0, 1])
     def test_infinite_values_are_counted_and_left_out(self, special, side):
-        sides = [normal(40, 700), quantized(normal(40, 700))]
+        sides = [normal(40, 700), quantize(normal(40, 700))]
         sides[side][7, 300], sides[side][8, 699] = special, special
-        sums, exact = summed(*sides, kernel=BUILT), summed(*sides, wide=True)
+        sums, exact = sum_up(*sides, kernel=BUILT), sum_up(*sides, wide=True)
 
         assert_near(sums, exact)
         assert 2 in (sums.nonfinite_original, sums.nonfinite_quantized)
@@ -567,11 +567,11 @@ class TestSums:
     def test_zero_row_is_dead_unless_the_original_is_zero(self, way, size):
         """Energies do not decide: those of e equal those of x where y is twice x, or is lost in roundings of x."""
         x = normal(40, 1024)
-        y = quantized(x, 6)
+        y = quantize(x, 6)
         x[7] = 0
         y[3], y[5], y[7], y[9], y[11] = 0, 2 * x[5], 0, 1e-9, 0
         y[11, 1000] = 1e-6
-        sums = summed(x, y, size, **way)
+        sums = sum_up(x, y, size, **way)
 
         assert [3] == [number for number, row in sums.rows.items() if row.dead]
         assert sums.dead_rows == (size == CPU_CHUNK)
@@ -584,25 +584,25 @@ class TestSums:
         times, cols = data.draw(st.sampled_from([1, 3, 700])), data.draw(st.sampled_from([1, 5]))
         x, y = (torch.tensor(side * times * cols).view(-1, cols * len(few)) for side in zip(*few, strict=True))
 
-        assert_near(summed(x, y, kernel=BUILT), summed(x, y, wide=True), 2e-7 if times > 1 else AGREEMENT)
+        assert_near(sum_up(x, y, kernel=BUILT), sum_up(x, y, wide=True), 2e-7 if times > 1 else AGREEMENT)
 
     @every_kernel
     @pytest.mark.parametrize("make", (TAME | UNUSUAL).values(), ids=TAME | UNUSUAL)
     def test_sums_have_the_same_digits_on_every_instruction_set(self, kernel, make):
         x = make(70, 1500)
-        y = quantized(x, 6)
+        y = quantize(x, 6)
 
-        assert summed(x, y, kernel=KERNELS[0]) == summed(x, y, kernel=kernel)
+        assert sum_up(x, y, kernel=KERNELS[0]) == sum_up(x, y, kernel=kernel)
 
     @every_kernel
     def test_errors_with_infinite_ratios_are_counted_once(self, kernel):
         """Of a segment that float32 cannot sum, the kernel learns that after it has counted the bins."""
         x = normal(9, 1100)
-        y = quantized(x, 6)
+        y = quantize(x, 6)
         x[:, 700], y[:, 700] = 1e-45, 0.25
-        sums = summed(x, y, kernel=kernel)
+        sums = sum_up(x, y, kernel=kernel)
 
-        assert_near(sums, summed(x, y, wide=True))
+        assert_near(sums, sum_up(x, y, wide=True))
         assert sums.histogram.zeros + sum(sums.histogram.counts) == x.numel()
 
     @every_kernel
@@ -611,7 +611,7 @@ class TestSums:
         """Rows start in the middle of a cell, and float32 cannot sum one segment."""
         x = normal(70, 1500)
         x[31, 600] = 1e30
-        y, chunk, cells = quantized(x, 6), Chunk(20, 70, 0, 1500), CellGrid(*cell)
+        y, chunk, cells = quantize(x, 6), Chunk(20, 70, 0, 1500), CellGrid(*cell)
         operands = Operand(in_memory(x), Workspace()), Operand(in_memory(y), Workspace())
         sums = NativeSums(kernel, OUTLIER).sums(operands, [chunk], SumOptions(cells=cells), None)
         down, across = cells.of(chunk)
@@ -625,9 +625,9 @@ class TestSums:
     @pytest.mark.parametrize("rows", [1, 3])
     def test_sums_have_the_same_digits_in_every_cut(self, rows):
         x = normal(50, 70_000) ** 3
-        y = quantized(x, 6)
-        whole, cut = (summed(x, y, size, kernel=BUILT) for size in (50 * 70_000, rows * 70_000))
-        pieces = summed(x, y, 1 << 14, kernel=BUILT)
+        y = quantize(x, 6)
+        whole, cut = (sum_up(x, y, size, kernel=BUILT) for size in (50 * 70_000, rows * 70_000))
+        pieces = sum_up(x, y, 1 << 14, kernel=BUILT)
         apart = {field.name for field in fields(whole)} - {"rows", "dead_rows"}
 
         assert worst_rows(whole.rows.items()) == worst_rows(cut.rows.items())
@@ -636,9 +636,9 @@ class TestSums:
 
     @pytest.mark.parametrize("name", ["bf16", "e4m3", "gptq", "awq_gemm", "gguf_q4_k", *ROTATED])
     def test_largest_error_is_found_in_every_code_arrangement(self, tmp_path, name):
-        with planned(*stored_as(tmp_path, name)) as plan:
+        with open_pairing(*store_as(tmp_path, name)) as plan:
             pair = plan.pairs[0]
-            y = dequantized(pair.quantized)
+            y = read_whole(pair.quantized)
             (rows, cols), row = y.shape, y.shape[0] - 2
             x, largest = y.clone(), [cols - 3, cols - 1]
             x[row, largest], x[row - 1, 0], x[row, 0] = 1e3, -50.0, torch.inf
@@ -674,19 +674,19 @@ class TestSums:
 
     def test_importance_weighs_columns_and_elements(self):
         x = normal(60, 1000)
-        y = quantized(x, 5)
+        y = quantize(x, 5)
         for weights in (torch.rand(1, 1000), torch.rand(60, 1000)):
 
             def importance(chunk, weights=weights):
                 return weights if len(weights) == 1 else weights[chunk.row : chunk.stop_row]
 
-            sums = summed(x, y, kernel=BUILT, importance=importance)
+            sums = sum_up(x, y, kernel=BUILT, importance=importance)
 
-            assert_near(sums, summed(x, y, wide=True, importance=importance))
+            assert_near(sums, sum_up(x, y, wide=True, importance=importance))
 
     def test_truncated_file_is_an_error_and_gives_no_sum(self, tmp_path):
-        x, y = stored_as(tmp_path, "e4m3")
-        with planned(x, y) as plan:
+        x, y = store_as(tmp_path, "e4m3")
+        with open_pairing(x, y) as plan:
             y.write_bytes(y.read_bytes()[:-5000])
             worker = Worker(CPU, CPU_CHUNK, OUTLIER, kernel=BUILT)
             with pytest.raises(CheckpointError, match="changed while being read"):
@@ -717,13 +717,13 @@ def test_kernel_and_torch_select_the_same_outstanding_cells(kernel):
         peaks = (torch.rand(2, down, across) + 0.5) * (torch.rand(2, down, across) > choose.choice((0, 0.3)))
         starts = [(choose.randrange(down), choose.randrange(across)) for _ in range(choose.randint(1, 7))]
         parts = [(row, choose.randint(row + 1, down), col, choose.randint(col + 1, across)) for row, col in starts]
-        shares, least = compute_shares(peaks), choose.choice((0.0, 1.0))
-        usual = max(median([float(shares[a:b, c:d].amax()) for a, b, c, d in parts]), least)
+        shares, min_usual = compute_shares(peaks), choose.choice((0.0, 1.0))
+        usual = max(median([float(shares[a:b, c:d].amax()) for a, b, c, d in parts]), min_usual)
 
         selected = select_conspicuous(peaks, shares, MIN_CELL_RATIO * usual, 1)
         answers.add(bool(selected))
         numbers = (ctypes.c_int64 * (4 * len(parts)))(*(number for part in parts for number in part))
-        given = peaks.data_ptr(), down, across, numbers, len(parts), least, MIN_CELL_RATIO
+        given = peaks.data_ptr(), down, across, numbers, len(parts), min_usual, MIN_CELL_RATIO
         assert kernel.library.quanterr_stands_out(*given) == bool(selected)
     assert answers == {True, False}
 
@@ -840,13 +840,13 @@ def test_kernel_reads_stored_scales_itself(tmp_path, kernel, shape, dtype):
     codes = (normal(96, 640, seed=1) * 40).clamp(-127, 127).to(torch.int8)
     scale = (normal(*shape) if shape else normal(1)[0]).abs().to(dtype)
     path = store(tmp_path / "y.safetensors", {"X.weight": codes, "X.weight_scale": scale})
-    with planned(store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), path) as plan:
+    with open_pairing(store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), path) as plan:
         weight = plan.pairs[0].quantized
         expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace()).weight
 
         assert decoder_of(weight.dequantize).stored is not None
         for size in (1 << 20, 7 * 640):
-            assert same_bits(expected, decoded(weight, kernel, size))
+            assert same_bits(expected, decode_all(weight, kernel, size))
 
 
 @every_kernel
@@ -863,13 +863,13 @@ def test_kernel_reads_nested_scales_itself(tmp_path, kernel, shared):
         "X.weight.quant_state.bitsandbytes__nf4": label(**state, dtype="bfloat16", shape=[96, 640]),
     }
     x, y = store(tmp_path / "x.safetensors", {"X.weight": normal(96, 640)}), store(tmp_path / "y.safetensors", stored)
-    with planned(x, y) as plan:
+    with open_pairing(x, y) as plan:
         weight = plan.pairs[0].quantized
         expected = weight.dequantize(Chunk(0, 96, 0, 640), Workspace()).weight
 
         assert decoder_of(weight.dequantize).stored.nested
         for size in (1 << 20, 7 * 640):
-            assert same_bits(expected, decoded(weight, kernel, size))
+            assert same_bits(expected, decode_all(weight, kernel, size))
     assert quanterr.compare(x, y, device="cpu").layers[0].tensor_elements == 96 * 640
 
 
@@ -885,13 +885,13 @@ def test_columns_may_belong_to_any_block(tmp_path, kernel, blocks):
         "X.g_idx": torch.randint(0, blocks, (32,), generator=random).int(),
     }
     x, y = store(tmp_path / "x.safetensors", {"X.weight": normal(64, 32)}), store(tmp_path / "y.safetensors", stored)
-    with planned(x, y) as plan:
+    with open_pairing(x, y) as plan:
         weight = plan.pairs[0].quantized
         expected = weight.dequantize(Chunk(0, 64, 0, 32), Workspace()).weight
 
         assert decoder_of(weight.dequantize).columns
         for size in (1 << 20, 7 * 32):
-            assert same_bits(expected, decoded(weight, kernel, size))
+            assert same_bits(expected, decode_all(weight, kernel, size))
     assert quanterr.compare(x, y, device="cpu").layers[0].tensor_elements == 64 * 32
 
 
@@ -906,14 +906,14 @@ def test_kernel_reads_scales_stored_by_columns(tmp_path, kernel, zeros, dtype):
     words = torch.randint(-(2**31), 2**31, (48, 64)).int()
     stored = {"X.qweight": words, "X.qzeros": points, "X.scales": normal(3, 64).to(dtype)}
     path = store(tmp_path / "y.safetensors", stored)
-    with planned(store(tmp_path / "x.safetensors", {"X.weight": normal(64, 384)}), path) as plan:
+    with open_pairing(store(tmp_path / "x.safetensors", {"X.weight": normal(64, 384)}), path) as plan:
         weight = plan.pairs[0].quantized
         expected = weight.dequantize(Chunk(0, 64, 0, 384), Workspace()).weight
 
         assert (zeros == "one") == (decoder_of(weight.dequantize).zero is None)
         assert decoder_of(weight.dequantize).stored.turned
         for size in (1 << 20, 7 * 384):
-            assert same_bits(expected, decoded(weight, kernel, size))
+            assert same_bits(expected, decode_all(weight, kernel, size))
 
 
 @needs_kernel
@@ -922,8 +922,8 @@ class TestSmallWeights:
 
     def plan(self, tmp_path):
         x = {f"{n}.weight": normal(n + 1, 64) for n in range(5)} | {"empty.weight": normal(0, 64)}
-        y = {name: quantized(values, 5) for name, values in x.items()}
-        return planned(store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y))
+        y = {name: quantize(values, 5) for name, values in x.items()}
+        return open_pairing(store(tmp_path / "x.safetensors", x), store(tmp_path / "y.safetensors", y))
 
     def compare(self, worker, pairs):
         return [worker.sum_chunks([pair], list(Cut(*pair.original.matrix, CPU_CHUNK)))[0] for pair in pairs]
@@ -997,7 +997,7 @@ class TestChoice:
     def test_torch_computes_without_a_native_kernel(self, monkeypatch, tmp_path):
         monkeypatch.delenv(library.VARIABLE, raising=False)
         monkeypatch.setattr(library, "find_best", lambda: library.KernelChoice(None, "no kernel was compiled"))
-        report = quanterr.compare(*stored_as(tmp_path, "e4m3"), device="cpu")
+        report = quanterr.compare(*store_as(tmp_path, "e4m3"), device="cpu")
 
         assert report.run.kernel == "torch"
         assert isfinite(report.layers[0].snr_db)
@@ -1014,7 +1014,7 @@ class TestChoice:
 
     @needs_kernel
     def test_both_kernels_make_the_same_report(self, monkeypatch, tmp_path):
-        sides, reports = stored_as(tmp_path, "e4m3"), []
+        sides, reports = store_as(tmp_path, "e4m3"), []
         for kernel in ("torch", "native"):
             monkeypatch.setenv(library.VARIABLE, kernel)
             reports.append(quanterr.compare(*sides, device="cpu").layers[0])
@@ -1090,7 +1090,7 @@ class TestBuild:
         assert all(limits.values())
         assert limits["half_step"] == HALF_STEP
         assert limits["group_db"] == scales.GROUP_DB
-        assert (limits["floor"], limits["fewest"], limits["fewest_rows"]) == (
+        assert (limits["floor"], limits["min_elements"], limits["min_regions"]) == (
             codes.NEGLIGIBLE_SHARE,
             codes.MIN_REGION_ELEMENTS,
             codes.MIN_TILES,
@@ -1105,7 +1105,10 @@ class TestBuild:
         sources = ((structs.HEADER.parent / name).read_text() for name in ("searches.c", "shared.h"))
         constants = dict(re.findall(r"^#define (\w+) ([\d.e-]+)", "".join(sources), re.MULTILINE))
 
-        assert (float(constants["LEAST"]), int(constants["PASSES"])) == (searches.MIN_MAGNITUDE, searches.MAX_PASSES)
+        assert (float(constants["MIN_MAGNITUDE"]), int(constants["PASSES"])) == (
+            searches.MIN_MAGNITUDE,
+            searches.MAX_PASSES,
+        )
 
 
 CODES = {
@@ -1245,7 +1248,7 @@ def test_file_truncated_during_reading_is_an_error_and_never_a_signal(tmp_path):
     chunks = list(Cut(512, 1024, 1 << 16))
 
     def compare(cut=None):
-        with planned(*paths) as plan, torch.inference_mode():
+        with open_pairing(*paths) as plan, torch.inference_mode():
             worker, total = Worker(CPU, 1 << 16, OUTLIER, kernel=BUILT), Sums()
             if cut:
                 cut.start()

@@ -36,7 +36,7 @@ CONFIG = {
 BLOCK = "model.layers.0."
 LINEAR = {
     **{f"{BLOCK}self_attn.{letter}_proj": (WIDTH, WIDTH) for letter in "qkvo"},
-    **{f"{BLOCK}mlp.{one}_proj": (INNER, WIDTH) for one in ("gate", "up")},
+    **{f"{BLOCK}mlp.{side}_proj": (INNER, WIDTH) for side in ("gate", "up")},
     f"{BLOCK}mlp.down_proj": (WIDTH, INNER),
 }
 GROUP = 32
@@ -162,18 +162,18 @@ def _as_bytes(text: str) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def _by_bnb(name: str, x: Tensor, kind: str = "nf4") -> Tensors:
+def _by_bnb(name: str, x: Tensor, quant_type: str = "nf4") -> Tensors:
     """Return codes of 4 bits for 64 elements, row by row."""
-    table = torch.tensor(TABLES[kind])
+    table = torch.tensor(TABLES[quant_type])
     parts = x.reshape(-1, 64)
     absmax = parts.abs().amax(1)
     codes = (parts[..., None] / absmax[:, None, None] - table).abs().argmin(2).to(torch.uint8).reshape(-1, 2)
-    state = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": list(x.shape)}
+    state = {"quant_type": quant_type, "blocksize": 64, "dtype": "bfloat16", "shape": list(x.shape)}
     return {
         f"{name}.weight": (codes[:, :1] << 4) | codes[:, 1:],
         f"{name}.weight.absmax": absmax,
         f"{name}.weight.quant_map": table,
-        f"{name}.weight.quant_state.bitsandbytes__{kind}": _as_bytes(json.dumps(state)),
+        f"{name}.weight.quant_state.bitsandbytes__{quant_type}": _as_bytes(json.dumps(state)),
     }
 
 
@@ -232,15 +232,15 @@ def _of_quark(weight: object) -> Config:
     return {"quantization_config": about | layers | {"global_quant_config": scheme, "export": export}}
 
 
-def _save_torchao(folder: Path, kind: str, *, describe_dense: bool = True) -> None:
+def _save_torchao(folder: Path, class_name: str, *, describe_dense: bool = True) -> None:
     """Write the model as torchao 0.18 does: INT8 or FP8 with a scale per row, or INT4 in bytes with one per group."""
-    group = GROUP if kind == "IntxUnpackedToInt8Tensor" else None
+    group = GROUP if class_name == "IntxUnpackedToInt8Tensor" else None
     dtype = {"_type": "torch.dtype", "_data": "bfloat16"}
     fields: dict[str, object]
-    if kind == "Int8Tensor":
+    if class_name == "Int8Tensor":
         fields = {"act_quant_kwargs": None, "reduce_range": False}
         quant = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"granularity": PER_ROW, "group_size": None}}
-    elif kind == "Float8Tensor":
+    elif class_name == "Float8Tensor":
         preference = {"_type": "KernelPreference", "_data": "AUTO"}
         fields = {"mm_config": None, "act_quant_kwargs": None, "kernel_preference": preference}
         weight = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
@@ -256,21 +256,23 @@ def _save_torchao(folder: Path, kind: str, *, describe_dense: bool = True) -> No
     header |= {name: json.dumps({"_type": "Tensor"}) for name in tensors if describe_dense}
     for name, shape in LINEAR.items():
         x = tensors.pop(f"{name}.weight").float().unflatten(1, (-1, group or shape[1]))
-        scale = x.abs().amax(2) / {"Int8Tensor": 127, "Float8Tensor": 448}.get(kind, 7)
+        scale = x.abs().amax(2) / {"Int8Tensor": 127, "Float8Tensor": 448}.get(class_name, 7)
         codes = (x / scale[..., None]).reshape(shape)
-        parts = {"qdata": codes.to(torch.float8_e4m3fn) if kind == "Float8Tensor" else codes.round().to(torch.int8)}
+        parts = {
+            "qdata": codes.to(torch.float8_e4m3fn) if class_name == "Float8Tensor" else codes.round().to(torch.int8)
+        }
         parts["scale"] = scale.bfloat16() if group else scale
-        if kind != "Float8Tensor":
+        if class_name != "Float8Tensor":
             parts["zero_point"] = torch.zeros_like(scale, dtype=torch.int8)
         about = {"block_size": [1, group or shape[1]], "dtype": dtype}
-        described = {"_type": kind, "_data": fields | about, "_tensor_data_names": list(parts)}
+        described = {"_type": class_name, "_data": fields | about, "_tensor_data_names": list(parts)}
         header[f"{name}.weight"] = json.dumps(described)
         tensors |= {f"{name}._weight_{part}": tensor for part, tensor in parts.items()}
     config = {"quant_method": "torchao", "quant_type": {"default": quant}, "modules_to_not_convert": ["lm_head"]}
     _save(folder, tensors, {"quantization_config": config}, header=header)
 
 
-def _compressed(form: str, bits: int, inputs: object = None, **weights: object) -> Config:
+def _declare_compressed(form: str, bits: int, inputs: object = None, **weights: object) -> Config:
     """Return the configuration of compressed-tensors for all linear layers but the head."""
     usual = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax"}
     group = {"targets": ["Linear"], "weights": usual | weights, "input_activations": inputs, "output_activations": None}
@@ -279,14 +281,14 @@ def _compressed(form: str, bits: int, inputs: object = None, **weights: object) 
 
 
 TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-ALONE = _compressed("int-quantized", 8, strategy="channel")
-INTEGERS = _compressed("int-quantized", 8, TOKENS, strategy="channel")
-PACKED = _compressed("pack-quantized", 4, strategy="group", group_size=GROUP)
-FLOATS = _compressed("float-quantized", 8, TOKENS | {"type": "float"}, type="float", strategy="channel")
-NVFP4 = _compressed(
+ALONE = _declare_compressed("int-quantized", 8, strategy="channel")
+INTEGERS = _declare_compressed("int-quantized", 8, TOKENS, strategy="channel")
+PACKED = _declare_compressed("pack-quantized", 4, strategy="group", group_size=GROUP)
+FLOATS = _declare_compressed("float-quantized", 8, TOKENS | {"type": "float"}, type="float", strategy="channel")
+NVFP4 = _declare_compressed(
     "nvfp4-pack-quantized", 4, type="float", strategy="tensor_group", group_size=16, scale_dtype="torch.float8_e4m3fn"
 )
-MX = _compressed("mxfp8-quantized", 8, type="float", strategy="group", group_size=32, scale_dtype="torch.uint8")
+MX = _declare_compressed("mxfp8-quantized", 8, type="float", strategy="group", group_size=32, scale_dtype="torch.uint8")
 FLOAT8: Config = {
     "quantization_config": {
         "quant_method": "fp8",
@@ -340,7 +342,7 @@ QUARK_SCALES = QUARK | {
 }
 
 
-def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -> None:
+def _write_gguf(folder: Path, architecture: str = "llama", ggml_type: str = "Q8_0") -> None:
     """Write the model as GGUF, with the tokens that its vocabulary has."""
     writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     writer.add_context_length(64)
@@ -364,7 +366,7 @@ def _write_gguf(folder: Path, architecture: str = "llama", kind: str = "Q8_0") -
         if x.ndim == 1:
             writer.add_tensor(name, x)
         else:
-            wanted = gguf.GGMLQuantizationType[kind]
+            wanted = gguf.GGMLQuantizationType[ggml_type]
             writer.add_tensor(name, gguf.quantize(x, wanted), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -431,7 +433,7 @@ CASES = {
         TRANSFORMERS,
         lambda to: _save(
             to,
-            _quantize(partial(_by_bnb, kind="fp4")),
+            _quantize(partial(_by_bnb, quant_type="fp4")),
             {"quantization_config": FOUR_BITS | {"bnb_4bit_quant_type": "fp4"}},
         ),
     ),
@@ -439,11 +441,11 @@ CASES = {
         TRANSFORMERS,
         lambda to: _save(to, _quantize(_by_llm_int8), {"quantization_config": OF_BNB | {"load_in_8bit": True}}),
     ),
-    "torchao INT8": Case(TRANSFORMERS, partial(_save_torchao, kind="Int8Tensor")),
-    "torchao FP8": Case(TRANSFORMERS, partial(_save_torchao, kind="Float8Tensor")),
-    "torchao INT4 in bytes": Case(TRANSFORMERS, partial(_save_torchao, kind="IntxUnpackedToInt8Tensor")),
+    "torchao INT8": Case(TRANSFORMERS, partial(_save_torchao, class_name="Int8Tensor")),
+    "torchao FP8": Case(TRANSFORMERS, partial(_save_torchao, class_name="Float8Tensor")),
+    "torchao INT4 in bytes": Case(TRANSFORMERS, partial(_save_torchao, class_name="IntxUnpackedToInt8Tensor")),
     "torchao, dense tensors without description": Case(
-        TRANSFORMERS, partial(_save_torchao, kind="Int8Tensor", describe_dense=False)
+        TRANSFORMERS, partial(_save_torchao, class_name="Int8Tensor", describe_dense=False)
     ),
     "HQQ": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_hqq), {"quantization_config": OF_HQQ})),
     "Quark INT4": Case(TRANSFORMERS, lambda to: _save(to, _quantize(_by_quark), _of_quark(QUARK_INT4))),
@@ -471,8 +473,8 @@ CASES = {
     ),
     "MLX: GGUF": Case(MLX, _write_gguf),
     "llama.cpp: Q8_0": Case(LLAMA_CPP, _write_gguf),
-    "llama.cpp: Q4_0": Case(LLAMA_CPP, partial(_write_gguf, kind="Q4_0")),
-    "llama.cpp: F32": Case(LLAMA_CPP, partial(_write_gguf, kind="F32")),
+    "llama.cpp: Q4_0": Case(LLAMA_CPP, partial(_write_gguf, ggml_type="Q4_0")),
+    "llama.cpp: F32": Case(LLAMA_CPP, partial(_write_gguf, ggml_type="F32")),
     "llama.cpp: unknown class": Case(LLAMA_CPP, partial(_write_gguf, architecture="no_such_model")),
     "llama.cpp: no experts": Case(LLAMA_CPP, partial(_write_gguf, architecture="grok")),
     "llama.cpp: keys of the architecture lacking": Case(LLAMA_CPP, partial(_write_gguf, architecture="granite")),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs, to_builtins
-from support.making import compared, fp8_codes, int8_codes, numbers, summed
+from support.making import compare, fp8_codes, int8_codes, numbers, sum_up
 
 from quanterr import theoretical_sqnr
 from quanterr.documents.comparison.aggregate import AGGREGATES, Aggregate
@@ -35,9 +35,9 @@ def plain(values):
     return {name: list(value) if isinstance(value, tuple) else value for name, value in to_builtins(values).items()}
 
 
-def measured(x, y, wide=False, **known):
+def measure(x, y, wide=False, **known):
     """Return all metrics of two tensors, and the names of undefined ones."""
-    sums = summed(torch.as_tensor(x), torch.as_tensor(y), wide=wide)
+    sums = sum_up(torch.as_tensor(x), torch.as_tensor(y), wide=wide)
     values, nonfinite = compute_scores(Layer, Measurement(sums, **known))
     return plain(values), nonfinite
 
@@ -58,7 +58,7 @@ class TestTable:
 def of_equal_sides(scale):
     """Return the sums of a weight and itself; its norm and deviation are integers, so nothing is rounded."""
     x = torch.tensor([[1.0, 1.0, 7.0, 7.0]]) * scale
-    sums = summed(x, x)
+    sums = sum_up(x, x)
     return replace(sums, weighted_x_sq=sums.x_sq)
 
 
@@ -66,16 +66,16 @@ EQUAL_SAMPLE = Attainable(n=4, x_sq=1.0, e_sq=0.0, best_sq=0.0, stored_sq=0.0)
 EQUAL_LAYERS = LayerValues([0.0], [0.0], [inf], [], [0.0], [0.0])
 
 
-@pytest.mark.parametrize("kind", [Layer, Aggregate])
+@pytest.mark.parametrize("struct", [Layer, Aggregate])
 @pytest.mark.parametrize("predicts", PREDICTED)
-def test_declared_values_for_equal_sides_match_the_formulas(kind, predicts):
+def test_declared_values_for_equal_sides_match_the_formulas(struct, predicts):
     for scale in (1.0, 2.0):
         measured = Measurement(
             of_equal_sides(scale), attainable=EQUAL_SAMPLE, alpha=scale, predicts=predicts, layers=EQUAL_LAYERS
         )
-        values, nonfinite = compute_scores(kind, measured)
+        values, nonfinite = compute_scores(struct, measured)
         computed = {name: NONFINITE.get(nonfinite.get(name), value) for name, value in plain(values).items()}
-        declared = {name: score.equal for name, score in collect_scores(kind).items() if score.equal is not None}
+        declared = {name: score.equal for name, score in collect_scores(struct).items() if score.equal is not None}
         declared = {name: value for name, value in declared.items() if name not in PREDICTED or name == predicts}
 
         percentiles = {name for name in declared if isinstance(computed[name], dict)}
@@ -102,7 +102,7 @@ class TestTheoreticalSqnr:
         assert expected == pytest.approx(theoretical_sqnr(bits), rel=1e-15)
 
     def test_theoretical_sqnr_is_given_for_uniform_codes_only(self, tmp_path):
-        report = compared(
+        report = compare(
             tmp_path,
             {"a.weight": numbers(4, 64), "b.weight": numbers(4, 64)},
             {
@@ -168,8 +168,8 @@ BY_HAND = {
 }
 
 
-def hand_worked():
-    sums = summed(torch.tensor(X), torch.tensor(Y))
+def make_by_hand():
+    sums = sum_up(torch.tensor(X), torch.tensor(Y))
     sums.saturated = 1
     attainable = Attainable(4, x_sq=21.0, e_sq=1.3125, best_sq=0.21, clipped_sq=0.1, off=1, clipped=1)
     attainable = structs.replace(attainable, stored_sq=0.3, good_sq=0.1)
@@ -182,7 +182,7 @@ class TestByHand:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_metric_equals_its_hand_worked_value(self, name):
-        values, nonfinite = hand_worked()
+        values, nonfinite = make_by_hand()
         values = plain(values)
         expected = BY_HAND[name]
 
@@ -190,39 +190,39 @@ class TestByHand:
         assert values[name] == (pytest.approx(expected, rel=1e-14) if isinstance(expected, float) else expected)
 
     def test_sensitivity_from_recorded_calls_predicts_the_output_error(self):
-        sums = summed(torch.tensor(X), torch.tensor(Y))
+        sums = sum_up(torch.tensor(X), torch.tensor(Y))
         values, _ = compute_scores(Layer, Measurement(sums, alpha=8.0, predicts="predicted_output_error"))
 
         assert (8 / 16, None) == (values["predicted_output_error"], values["predicted_kld"])
 
     def test_only_nonzero_elements_count_as_zeroed(self):
-        values, _ = measured([[0.0, 0.0, 3.0, 4.0]], [[0.0, 1.0, 0.0, -0.0]])
+        values, _ = measure([[0.0, 0.0, 3.0, 4.0]], [[0.0, 1.0, 0.0, -0.0]])
 
         assert values["zeroed_pct"] == 50.0
         assert values["zero_reference_elements"] == 1
 
     def test_signs_are_not_hidden(self):
-        values, _ = measured([[1.0, -2.0, 3.0]], [[-1.0, 2.0, -3.0]])
+        values, _ = measure([[1.0, -2.0, 3.0]], [[-1.0, 2.0, -3.0]])
 
         assert values["cosine_similarity"] == pytest.approx(-1, rel=1e-14)
         assert values["pearson_correlation"] == pytest.approx(-1, rel=1e-14)
         assert values["relative_error"] == 2.0
 
     def test_bias_keeps_its_sign(self):
-        values, _ = measured([[1.0, 2.0]], [[0.75, 1.75]])
+        values, _ = measure([[1.0, 2.0]], [[0.75, 1.75]])
 
         assert values["mean_error"] == -0.25
         assert values["std_absolute_error"] == 0.0
 
     def test_outliers_are_above_the_requested_threshold(self):
         x = torch.zeros(1, 4)
-        sums = summed(x, torch.tensor([[0.5, 0.25, -0.75, 0.125]]), outlier=0.25)
+        sums = sum_up(x, torch.tensor([[0.5, 0.25, -0.75, 0.125]]), outlier=0.25)
         values, _ = compute_scores(Layer, Measurement(sums))
 
         assert values["outlier_pct"] == 50.0
 
     def test_rows_without_signal_have_no_snr_and_come_first(self):
-        values, _ = measured([[1.0, 1.0], [0.0, 0.0]], [[1.5, 1.0], [0.0, 0.25]])
+        values, _ = measure([[1.0, 1.0], [0.0, 0.0]], [[1.5, 1.0], [0.0, 0.25]])
 
         assert [row["row"] for row in values["worst_rows"]] == [1, 0]
         assert [row["snr_db"] is None for row in values["worst_rows"]] == [True, False]
@@ -297,8 +297,8 @@ LOOSE = {"mean_error": {"abs": 1e-8}, "worst_rows": {"rel": 1e-6}, "mean_relativ
 FACTORS = [1.0, 1.1, 0.3, -0.7, -3.0, 448.0, 1 / 448, 1e-4, -1e-6, 1e-12]
 
 
-def weights(kind):
-    """Return a weight of that kind, and the same after quantization to a few bits."""
+def weights(distribution):
+    """Return a weight with that distribution, and the same after quantization to a few bits."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(96, 200, generator=generator)
     x = {
@@ -306,7 +306,7 @@ def weights(kind):
         "heavy tails": 0.02 * x**3,
         "positive": x.abs() + 0.5,
         "with zeros": (0.3 * x).relu(),
-    }[kind]
+    }[distribution]
     scale = x.abs().amax(1, keepdim=True) / 15
     return x, (x / scale).round() * scale + 1e-3 * torch.randn(96, 200, generator=generator) * (x > 0.2)
 
@@ -316,11 +316,11 @@ class TestByNumpy:
         assert list(BY_NUMPY) == NAMES
 
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
-    @pytest.mark.parametrize("kind", ["normal", "heavy tails", "positive", "with zeros"])
+    @pytest.mark.parametrize("distribution", ["normal", "heavy tails", "positive", "with zeros"])
     @pytest.mark.parametrize("name", NAMES)
-    def test_metric_equals_its_numpy_definition(self, kind, name, wide):
-        x, y = weights(kind)
-        values, _ = measured(x, y, wide, stored_bits=int(8.25 * x.numel()), uniform_bits=8)
+    def test_metric_equals_its_numpy_definition(self, distribution, name, wide):
+        x, y = weights(distribution)
+        values, _ = measure(x, y, wide, stored_bits=int(8.25 * x.numel()), uniform_bits=8)
         expected = BY_NUMPY[name](x.double().numpy(), y.double().numpy())
         tolerance = {"rel": 1e-11} if wide else LOOSE.get(name, {"rel": 2e-7})
         if name == "worst_rows":
@@ -334,7 +334,7 @@ class TestByNumpy:
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     def test_wrong_scale_shows_in_the_norm_and_not_in_the_correlations(self, factor, wide):
         x = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
-        values, _ = measured(x, factor * x, wide)
+        values, _ = measure(x, factor * x, wide)
 
         assert values["quantized_norm"] == pytest.approx(abs(factor) * values["original_norm"], rel=1e-6)
         assert values["cosine_similarity"] == pytest.approx(math.copysign(1, factor), rel=1e-6)
@@ -344,7 +344,7 @@ class TestByNumpy:
     @pytest.mark.parametrize("seed", range(3))
     def test_correlations_stay_between_minus_one_and_one(self, factor, seed):
         x = torch.randn(64, 300, generator=torch.Generator().manual_seed(seed))
-        values, _ = measured(x, factor * x)
+        values, _ = measure(x, factor * x)
 
         assert -1 <= values["cosine_similarity"] <= 1
         assert -1 <= values["pearson_correlation"] <= 1
@@ -355,7 +355,7 @@ class TestByNumpy:
         """The scales of a norm are near 1, so most of Σx² is the mean."""
         x = 1 + spread * torch.randn(n, generator=torch.Generator().manual_seed(0))
         y = x.bfloat16().float()
-        values, _ = measured(x, y)
+        values, _ = measure(x, y)
         x, y = x.double().numpy(), y.double().numpy()
 
         assert values["pearson_correlation"] == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
@@ -447,12 +447,12 @@ UNDEFINED = {
     "no element": (
         torch.zeros(0, 8),
         torch.zeros(0, 8),
-        {name: kind for name, kind in ALL_NAN.items() if name not in NONE_OF_THEM},
+        {name: word for name, word in ALL_NAN.items() if name not in NONE_OF_THEM},
     ),
     "no finite element": (
         torch.full((4, 8), nan),
         torch.ones(4, 8),
-        {name: kind for name, kind in ALL_NAN.items() if name not in {*NONE_OF_THEM, "bits_per_weight"}},
+        {name: word for name, word in ALL_NAN.items() if name not in {*NONE_OF_THEM, "bits_per_weight"}},
     ),
     "some infinite or NaN elements": (
         torch.tensor([[1.0, inf, 3.0, 4.0]]),
@@ -466,14 +466,14 @@ class TestUndefined:
     @pytest.mark.parametrize("wide", [False, True], ids=["run", "exact"])
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
     def test_undefined_metrics_are_null_and_named(self, x, y, expected, wide):
-        values, nonfinite = measured(x, y, wide)
+        values, nonfinite = measure(x, y, wide)
 
         assert expected == nonfinite
         assert {values[name] for name in nonfinite} == {None}
 
     @pytest.mark.parametrize(("x", "y", "expected"), UNDEFINED.values(), ids=UNDEFINED)
     def test_metrics_are_null_only_where_they_are_undefined(self, x, y, expected):
-        values, _ = measured(x, y)
+        values, _ = measure(x, y)
         # null for formats without these, without an importance matrix, and without a sensitivity
         told_otherwise = {"saturated_pct", "theoretical_sqnr_db", "weighted_nmse", "weighted_snr_db", *PREDICTED}
         told_otherwise |= {"weighted_error_norm"}
@@ -483,14 +483,14 @@ class TestUndefined:
         assert expected.keys() | told_otherwise == {name for name, value in values.items() if value is None}
 
     def test_percentiles_without_finite_values_are_null(self):
-        values, _ = measured(torch.full((2, 2), nan), torch.ones(2, 2))
+        values, _ = measure(torch.full((2, 2), nan), torch.ones(2, 2))
 
         assert dict.fromkeys(EVERY_PERCENTILE) == values["absolute_error_percentiles"]
 
     @pytest.mark.parametrize("size", [1e-170, 1e-50, 1e-41, 1e41, 1e160])
     def test_percentiles_beyond_bfloat16_are_null(self, size):
         x = size * torch.rand(16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        values, _ = measured(x, 1.5 * x, wide=True)
+        values, _ = measure(x, 1.5 * x, wide=True)
 
         assert dict.fromkeys(EVERY_PERCENTILE) == values["absolute_error_percentiles"]
 
@@ -501,7 +501,7 @@ class TestUndefined:
         x = torch.full(shape, constant)
         y = x * (1 + 0.1 * torch.rand(shape, generator=torch.Generator().manual_seed(0)))
         for pair in ((x, y), (y, x), (x, 1.1 * x)):
-            _, nonfinite = measured(*pair, wide)
+            _, nonfinite = measure(*pair, wide)
 
             assert nonfinite == {"pearson_correlation": "nan"}
 
@@ -517,7 +517,7 @@ class TestUndefined:
         assert dict.fromkeys(PERCENTILES) == to_builtins(values["absolute_error_percentiles"])
 
 
-def keyed(percentiles):
+def to_dict(percentiles):
     """Return the percentiles of a report as a dict."""
     return {key: getattr(percentiles, key) for key in PERCENTILES if hasattr(percentiles, key)}
 
@@ -585,17 +585,17 @@ class TestAggregates:
 
     @pytest.mark.parametrize("name", AGGREGATE_NAMES)
     def test_aggregates_cover_the_layers_that_differ(self, tmp_path, name):
-        report = compared(tmp_path, *three_layers())
+        report = compare(tmp_path, *three_layers())
         expected, value = AGGREGATED[name], getattr(report.aggregate, name)
 
         assert report.aggregate.nonfinite == {}
         if isinstance(expected, dict):
-            assert keyed(value) == expected
+            assert to_dict(value) == expected
         else:
             assert value == (None if expected is None else pytest.approx(expected, rel=1e-14, abs=1e-300))
 
     def test_aggregates_count_layers_elements_and_bytes(self, tmp_path):
-        total = compared(tmp_path, *three_layers()).aggregate
+        total = compare(tmp_path, *three_layers()).aggregate
 
         assert (3, 10, 40, 20) == (
             total.total_layers,
@@ -608,7 +608,7 @@ class TestAggregates:
         x, y = weights("normal")
         original = {"layers.0.mlp.up.weight": x, "layers.1.mlp.up.weight": 2 * x, "layers.1.attn.q.weight": x}
         quantized = {name: y * (2 if name == "layers.1.mlp.up.weight" else 1) for name in original}
-        groups = compared(tmp_path, original, quantized).groups
+        groups = compare(tmp_path, original, quantized).groups
 
         assert {"mlp": 2, "attention": 1} == {key: group.total_layers for key, group in groups["role"].items()}
         assert {"layers.0": 1, "layers.1": 2} == {key: group.total_layers for key, group in groups["block"].items()}
@@ -616,12 +616,12 @@ class TestAggregates:
         pooled = [np.concatenate([t.double().numpy().ravel(), 2 * t.double().numpy().ravel()]) for t in (x, y)]
         for name in ("mean_absolute_error", "root_mean_squared_error", "cosine_similarity"):
             assert getattr(mlp, name) == pytest.approx(BY_NUMPY[name](*pooled), rel=1e-7), name
-        assert BY_NUMPY["absolute_error_percentiles"](*pooled) == keyed(mlp.absolute_error_percentiles)
+        assert BY_NUMPY["absolute_error_percentiles"](*pooled) == to_dict(mlp.absolute_error_percentiles)
 
     def test_aggregates_equal_numpy_over_all_elements(self, tmp_path):
         kinds = ("normal", "heavy tails", "positive", "with zeros")
-        pairs = {f"{kind}.weight": weights(kind) for kind in kinds}
-        report = compared(tmp_path, {n: x for n, (x, _) in pairs.items()}, {n: y for n, (_, y) in pairs.items()})
+        pairs = {f"{distribution}.weight": weights(distribution) for distribution in kinds}
+        report = compare(tmp_path, {n: x for n, (x, _) in pairs.items()}, {n: y for n, (_, y) in pairs.items()})
         x, y = (np.concatenate([pair[side].double().numpy().ravel() for pair in pairs.values()]) for side in (0, 1))
         layers = [
             [BY_NUMPY[name](a.double().numpy(), b.double().numpy()) for a, b in pairs.values()]
@@ -651,5 +651,5 @@ class TestAggregates:
 
         assert expected.keys() | told_apart == set(AGGREGATE_NAMES)
         assert expected == pytest.approx({name: getattr(report.aggregate, name) for name in expected}, rel=2e-7)
-        assert percentiles == keyed(report.aggregate.absolute_error_percentiles)
-        assert of_layers == pytest.approx(keyed(report.aggregate.relative_error_percentiles), rel=2e-7)
+        assert percentiles == to_dict(report.aggregate.absolute_error_percentiles)
+        assert of_layers == pytest.approx(to_dict(report.aggregate.relative_error_percentiles), rel=2e-7)

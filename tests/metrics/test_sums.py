@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.making import summed, summed_by_chunk
+from support.making import sum_up, summed_by_chunk
 
 from quanterr.documents.comparison.layer import Layer
 from quanterr.metrics import Measurement
@@ -43,7 +43,7 @@ def chunks_of_a_weight(draw):
     return summed_by_chunk(x, y, draw(st.integers(1, 2 * cols)), draw(st.booleans()))
 
 
-def grouped(parts, random):
+def group(parts, random):
     """Return the parts merged in any order, in groups of any depth, with empty ones between them."""
     if len(parts) == 1:
         return parts[0]
@@ -53,7 +53,7 @@ def grouped(parts, random):
     cut = random.randint(0, len(parts))
     if cut in (0, len(parts)):
         return Sums.merge([Sums(), *shuffled, Sums()])
-    return Sums.merge([grouped(shuffled[:cut], random), Sums(), grouped(shuffled[cut:], random)])
+    return Sums.merge([group(shuffled[:cut], random), Sums(), group(shuffled[cut:], random)])
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ class TestMerging:
     def test_merging_is_exact_in_any_order_and_grouping(self, parts, random):
         in_order = Sums.merge(parts)
 
-        assert facts(in_order) == facts(grouped(parts, random))
+        assert facts(in_order) == facts(group(parts, random))
 
     @given(chunks_of_a_weight())
     @settings(deadline=None, max_examples=25)
@@ -88,7 +88,7 @@ class TestMerging:
         x = torch.ones(500, 4)
         y = x + 0.001 * torch.randperm(500, generator=torch.Generator().manual_seed(0))[:, None]
         parts = summed_by_chunk(x, y, 12)
-        whole = summed(x, y, wide=True)
+        whole = sum_up(x, y, wide=True)
 
         assert [row for row, _ in worst_rows(whole.rows.items())] == [
             row for row, _ in worst_rows(Sums.merge(parts).rows.items())
@@ -96,7 +96,7 @@ class TestMerging:
         assert len(Sums.merge(parts).rows) <= 4 * KEPT_ROWS
 
     def test_merging_another_weight_drops_fields_for_a_single_weight(self):
-        first, second = summed(torch.ones(3, 4), torch.zeros(3, 4)), summed(torch.ones(2, 2), torch.ones(2, 2))
+        first, second = sum_up(torch.ones(3, 4), torch.zeros(3, 4)), sum_up(torch.ones(2, 2), torch.ones(2, 2))
         total = Sums()
         for sums in (first, second):
             total.merge_other_weight(sums)

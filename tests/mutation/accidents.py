@@ -181,7 +181,7 @@ def scale_views(stored: Stored, weight: Weight, roles: tuple[str, ...] = SCALES)
 def on_scales(change: Callable[[Array], Array], roles: tuple[str, ...] = SCALES) -> Change:
     """Replace scales, float64 in their shape, by a function of them."""
 
-    def changed(stored: Stored, weight: Weight) -> bool:
+    def apply(stored: Stored, weight: Weight) -> bool:
         is_changed = False
         for view, dtype in scale_views(stored, weight, roles):
             before = view.copy()
@@ -193,13 +193,13 @@ def on_scales(change: Callable[[Array], Array], roles: tuple[str, ...] = SCALES)
             is_changed |= before.tobytes() != view.tobytes()
         return is_changed
 
-    return changed
+    return apply
 
 
 def on_codes(change: Callable[[Array, Weight], Array | None]) -> Change:
     """Replace the stored codes, bytes (rows, bytes of a row), by a function of them."""
 
-    def changed(stored: Stored, weight: Weight) -> bool:
+    def apply(stored: Stored, weight: Weight) -> bool:
         tensor = stored.tensors[next(iter(weight.parts.values()))]
         rows = tensor.shape[0] if len(tensor.shape) > 1 and not len(tensor.data) % tensor.shape[0] else 1
         before = tensor.data.reshape(rows, -1)
@@ -209,17 +209,17 @@ def on_codes(change: Callable[[Array, Weight], Array | None]) -> Change:
         tensor.data[...] = after.reshape(-1)
         return True
 
-    return changed
+    return apply
 
 
-def rolled(values: Array, half: bool = False) -> Array:
+def roll(values: Array, half: bool = False) -> Array:
     """Shift rows by one, or by half of them; shift the elements of a single row."""
     matrix = values.reshape(values.shape[0], -1) if values.ndim > 1 and values.shape[0] > 1 else values.reshape(-1, 1)
     by = max(len(matrix) // 2, 1) if half else 1
     return np.roll(matrix, by, 0).reshape(values.shape)
 
 
-def grid_transposed(values: Array) -> Array:
+def transpose_grid(values: Array) -> Array:
     """Write a grid of scales column by column."""
     if values.ndim < 2 or min(values.shape[-2:]) < 2:
         return values
@@ -229,11 +229,11 @@ def grid_transposed(values: Array) -> Array:
 def first_is(value: float) -> Callable[[Array], Array]:
     """Return a change that replaces one scale."""
 
-    def replaced(values: Array) -> Array:
+    def replace(values: Array) -> Array:
         values.reshape(-1)[0] = value
         return values
 
-    return replaced
+    return replace
 
 
 def missing_scale(stored: Stored, weight: Weight) -> bool:
@@ -275,7 +275,7 @@ def codes_of_other_dtype(stored: Stored, weight: Weight) -> bool:
     return True
 
 
-def nibbles_swapped(stored: Stored, weight: Weight) -> bool:
+def swap_nibbles(stored: Stored, weight: Weight) -> bool:
     """Swap the 4-bit codes of each byte."""
     tensor = stored.tensors[next(iter(weight.parts.values()))]
     if weight.bits != 4:
@@ -354,7 +354,7 @@ def wrong_layer(stored: Stored, weight: Weight) -> bool:
     return False
 
 
-def holed(codes: Array, _weight: Weight) -> Array:
+def cut_half(codes: Array, _weight: Weight) -> Array:
     """Set the second half of the bytes to zero, as if it had never arrived."""
     codes.reshape(-1)[codes.size // 2 :] = 0
     return codes
@@ -369,22 +369,22 @@ MUTATIONS = (
     Mutation("scale squared", on_scales(lambda s: s * s)),
     Mutation("scale negated", on_scales(lambda s: -s)),
     Mutation("scale of other dtype", scale_of_other_dtype),
-    Mutation("scales shifted by one", on_scales(rolled)),
-    Mutation("halves of scales exchanged", on_scales(lambda s: rolled(s, half=True))),
-    Mutation("grid of scales transposed", on_scales(grid_transposed)),
+    Mutation("scales shifted by one", on_scales(roll)),
+    Mutation("halves of scales exchanged", on_scales(lambda s: roll(s, half=True))),
+    Mutation("grid of scales transposed", on_scales(transpose_grid)),
     Mutation("one scale NaN", on_scales(first_is(np.nan))),
     Mutation("one scale zero", on_scales(first_is(0.0))),
     Mutation("second scale dropped", on_scales(np.ones_like, FINER)),
     Mutation("second scale inverted", on_scales(lambda s: 1 / s, FINER)),
-    Mutation("second scales shifted", on_scales(rolled, FINER)),
+    Mutation("second scales shifted", on_scales(roll, FINER)),
     Mutation("zero point off by one", zero_points_off_by_one),
     Mutation("zero point of the other sign", zero_points_of_other_sign),
     Mutation("rows of codes shifted", on_codes(lambda c, _w: np.roll(c, 1, 0) if len(c) > 1 else None)),
     Mutation("rows of codes reversed", on_codes(lambda c, _w: c[::-1] if len(c) > 1 else None)),
     Mutation("codes transposed", transposed_codes),
-    Mutation("nibbles swapped", nibbles_swapped),
+    Mutation("nibbles swapped", swap_nibbles),
     Mutation("codes of other dtype", codes_of_other_dtype),
-    Mutation("half of the codes zero", on_codes(holed)),
+    Mutation("half of the codes zero", on_codes(cut_half)),
     Mutation("wrong layer", wrong_layer),
     Mutation("weight missing", missing_weight),
     Mutation("truncated", lambda _stored, _weight: True, truncated=16),

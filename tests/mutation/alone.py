@@ -10,9 +10,9 @@ from mutation.both_sides import BROKEN as CONSTANTS
 from mutation.both_sides import BROKEN_EXPERTS, MLP, SOUND_EXPERTS
 from mutation.both_sides import SOUND as SPARED
 from mutation.judging import Outcome, as_unsound, of_sound
-from mutation.layouts import STACKS, named
+from mutation.layouts import STACKS, find_layout
 from mutation.originals import STACK, Tensors
-from mutation.pairs import Bench, Case, Sound, made, quantized
+from mutation.pairs import Bench, Case, Sound, make_pair, quantize
 
 Change = Callable[[Tensors], Mapping[str, Tensor]]
 
@@ -30,27 +30,27 @@ BROKEN: dict[str, Change] = CONSTANTS | {
 }
 # Rows share a scale of integers: a row of small numbers becomes zero, so that zeros are an info.
 SHARED = {f"{name}, rows zero" for name in ("INT8 tensor", "INT8 128 × 128")}
-OF_EXPERTS = [*((kind, change, False) for kind, change in BROKEN_EXPERTS.items()),
-              *((kind, change, True) for kind, change in SOUND_EXPERTS.items())]  # fmt: skip
+OF_EXPERTS = [*((label, change, False) for label, change in BROKEN_EXPERTS.items()),
+              *((label, change, True) for label, change in SOUND_EXPERTS.items())]  # fmt: skip
 
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     """Change the original, quantize it soundly, and inspect the quantized file alone."""
-    layout = named(name)
-    pair = made(bench, layout)
-    yield _told(pair, Case("as quantized", {}, sound=True))
+    layout = find_layout(name)
+    pair = make_pair(bench, layout)
+    yield _inspect(pair, Case("as quantized", {}, sound=True))
     if layout in STACKS:
-        for kind, change, is_sound in OF_EXPERTS:
-            coded = quantized(layout, {**pair.x, STACK: change(pair.x[STACK])})
-            yield _told(pair, Case(kind, {STACK: coded[STACK]}, sound=is_sound))
+        for label, change, is_sound in OF_EXPERTS:
+            coded = quantize(layout, {**pair.x, STACK: change(pair.x[STACK])})
+            yield _inspect(pair, Case(label, {STACK: coded[STACK]}, sound=is_sound))
         return
     for changes, is_sound in ((BROKEN, False), (SPARED, True)):
-        for kind, change in changes.items():
-            yield _told(pair, Case(kind, quantized(layout, dict(change(pair.x))), sound=is_sound))
+        for label, change in changes.items():
+            yield _inspect(pair, Case(label, quantize(layout, dict(change(pair.x))), sound=is_sound))
 
 
-def _told(pair: Sound, case: Case) -> Outcome:
-    path = pair.written(case, pair.path if pair.path.is_dir() else None)
+def _inspect(pair: Sound, case: Case) -> Outcome:
+    path = pair.write(case, pair.path if pair.path.is_dir() else None)
     inspection, name = quanterr.inspect(path, values=True), f"{pair.layout.name}, {case.name}"
     outcome = of_sound("alone", name, inspection)
     if not case.sound:
@@ -58,5 +58,5 @@ def _told(pair: Sound, case: Case) -> Outcome:
     if name in SHARED:
         outcome = outcome._replace(told="by design", note="small rows become zero, too")
     pair.bench.done(outcome, pair.original, path)
-    files.removed([path])
+    files.remove([path])
     return outcome

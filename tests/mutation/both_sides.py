@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from mutation import files
-from mutation.judging import STRUCTURAL, Outcome, of_broken
-from mutation.layouts import STACKS, named
-from mutation.originals import EMBEDDING, EXPERTS, STACK, Tensors, model, stacked
-from mutation.pairs import Bench, Case, Sound, made, quantized, sound_outcome
+from mutation.judging import STRUCTURAL, Outcome, judge_broken
+from mutation.layouts import STACKS, find_layout
+from mutation.originals import EMBEDDING, EXPERTS, STACK, Tensors, make_stacks, model
+from mutation.pairs import Bench, Case, Sound, make_pair, quantize, sound_outcome
 
 LAYOUT_NAMES = ("FP8 row", "FP8 tensor", "INT8 row", "CT INT4 g128", "AWQ", "CT NVFP4", "NF4", "MLX 4 bits", "Q4_0",
                 "Q8_0", "Q6_K")  # fmt: skip
@@ -21,7 +21,7 @@ EXPERT = "model.layers.1.mlp.experts.{}.down_proj.weight"
 Change = Callable[[Tensors], Mapping[str, Tensor]]
 
 
-def padded(x: Tensors) -> Tensors:
+def clear_rows(x: Tensors) -> Tensors:
     """Clear rows of the embedding that no token uses."""
     embedding = x[EMBEDDING].clone()
     embedding[:3] = 0
@@ -36,7 +36,7 @@ BROKEN: dict[str, Change] = {
 SOUND: dict[str, Change] = {
     "norm of ones": lambda x: {INPUT_NORM: torch.ones_like(x[INPUT_NORM])},
     "bias of zeros": lambda x: {BIAS: torch.zeros_like(x[BIAS])},
-    "padding rows": padded,
+    "padding rows": clear_rows,
 }
 BROKEN_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
     "experts of the last rank": lambda x: x[[4, 5, 6, 7, 4, 5, 6, 7]],
@@ -52,40 +52,40 @@ SOUND_EXPERTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     """Change the original in each way and quantize it soundly in this layout."""
-    layout, x = named(name), model()
-    pair = made(bench, layout)
-    for kind, change in BROKEN.items():
+    layout, x = find_layout(name), model()
+    pair = make_pair(bench, layout)
+    for label, change in BROKEN.items():
         changed = change(x)
-        yield _broken(pair, kind, {**x, **changed}, changed)
-    for kind, change in SOUND.items():
-        yield sound_outcome("both sides", kind, made(bench, layout, {**x, **change(x)}))
+        yield _break(pair, label, {**x, **changed}, changed)
+    for label, change in SOUND.items():
+        yield sound_outcome("both sides", label, make_pair(bench, layout, {**x, **change(x)}))
 
 
 def experts(bench: Bench, name: str) -> Iterator[Outcome]:
     """Change experts in each way: in a stack, or apart in layouts that have no stacks."""
-    layout, x = named(name), stacked()
+    layout, x = find_layout(name), make_stacks()
     apart = layout not in STACKS
-    pair = made(bench, layout, _apart(x) if apart else x)
-    for kind, change in (*BROKEN_EXPERTS.items(), *SOUND_EXPERTS.items()):
+    pair = make_pair(bench, layout, _apart(x) if apart else x)
+    for label, change in (*BROKEN_EXPERTS.items(), *SOUND_EXPERTS.items()):
         changed = {**x, STACK: change(x[STACK])}
         tensors = _apart(changed) if apart else changed
-        if kind in BROKEN_EXPERTS:
-            yield _broken(pair, kind, tensors, [key for key in tensors if ".experts." in key])
+        if label in BROKEN_EXPERTS:
+            yield _break(pair, label, tensors, [key for key in tensors if ".experts." in key])
         else:
-            yield sound_outcome("both sides", kind, made(bench, layout, tensors))
-    yield from _moved(pair, x, apart)
+            yield sound_outcome("both sides", label, make_pair(bench, layout, tensors))
+    yield from _move(pair, x, apart)
 
 
-def _moved(pair: Sound, x: Tensors, apart: bool) -> Iterator[Outcome]:
+def _move(pair: Sound, x: Tensors, apart: bool) -> Iterator[Outcome]:
     """Store experts in another order, with and without the rows of their router."""
     router = ROUTER.format(int(apart))
-    for kind, order, is_sound in (("with their router", MOVED, True), ("alone", None, False)):
+    for label, order, is_sound in (("with their router", MOVED, True), ("alone", None, False)):
         moved = {STACK: x[STACK][MOVED]}
-        stored = quantized(pair.layout, _apart(moved) if apart else moved)
+        stored = quantize(pair.layout, _apart(moved) if apart else moved)
         routers = {router: pair.x[router] if order is None else pair.x[router][order]}
         names = tuple(name for name in pair.x if ".experts." in name)
         yield pair.outcome(
-            "both sides", Case(f"experts moved {kind}", {**stored, **routers}, names=names, sound=is_sound)
+            "both sides", Case(f"experts moved {label}", {**stored, **routers}, names=names, sound=is_sound)
         )
 
 
@@ -95,10 +95,10 @@ def _apart(x: Tensors) -> Tensors:
     return others | {EXPERT.format(n): x[STACK][n] for n in range(EXPERTS)}
 
 
-def _broken(pair: Sound, kind: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
+def _break(pair: Sound, label: str, x: Tensors, names: Mapping[str, Tensor] | list[str]) -> Outcome:
     """Return what is reported of a broken original and its sound copy; ``pair`` has the sound original."""
-    both = made(pair.bench, pair.layout, x)
-    outcome = of_broken("both sides", f"{pair.layout.name}, {kind}", both.report, pair.report, names, STRUCTURAL)
+    both = make_pair(pair.bench, pair.layout, x)
+    outcome = judge_broken("both sides", f"{pair.layout.name}, {label}", both.report, pair.report, names, STRUCTURAL)
     pair.bench.done(outcome, both.original, both.path)
-    files.removed([both.original, both.path])
+    files.remove([both.original, both.path])
     return outcome

@@ -112,7 +112,7 @@ class Coded:
         return y.reshape(self.shape)
 
 
-def lost(x: Tensor, before: Coded, after: Coded) -> Loss:
+def measure_loss(x: Tensor, before: Coded, after: Coded) -> Loss:
     """Return how many dB a weight loses by a change of its codes or scales.
 
     An element as near to its value as E4M3 is to any number has lost nothing, even if it was nearer before.
@@ -128,20 +128,20 @@ def _spread(scales: Tensor) -> Tensor:
     return scales[:, None, :, None]
 
 
-def fitted(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def fit(layout: Layout, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return scales that use all codes, and shifts where the layout has them, float32."""
     groups = layout.groups(x.float())
     if layout.shifted:
         low, high = groups.amin((1, 3)).clamp(max=0), groups.amax((1, 3)).clamp(min=0)
         scale = (high - low) / (layout.grid.high - layout.grid.low)
         return scale.clamp(min=1e-12), low - layout.grid.low * scale
-    most = groups.abs().amax((1, 3))
+    largest = groups.abs().amax((1, 3))
     if layout.signed and layout.two_levels and layout.grid.table is None:
         return _least_squares(layout, groups), None
     if layout.signed:
         negative = groups.amin((1, 3)).neg() >= groups.amax((1, 3))
-        return torch.where(negative, 1.0, -1.0) * most.clamp(min=1e-12) / -layout.grid.low, None
-    return (most / layout.grid.high).clamp(min=1e-12), None
+        return torch.where(negative, 1.0, -1.0) * largest.clamp(min=1e-12) / -layout.grid.low, None
+    return (largest / layout.grid.high).clamp(min=1e-12), None
 
 
 def _least_squares(layout: Layout, groups: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def _least_squares(layout: Layout, groups: Tensor) -> Tensor:
     return chosen[..., 0]
 
 
-def coded(
+def code(
     layout: Layout,
     x: Tensor,
     scale: Tensor,
@@ -179,23 +179,23 @@ def coded(
 
 def sound(layout: Layout, x: Tensor) -> Coded:
     """Quantize plainly."""
-    return coded(layout, x, *fitted(layout, x))
+    return code(layout, x, *fit(layout, x))
 
 
-def searched(layout: Layout, x: Tensor) -> Coded:
+def search(layout: Layout, x: Tensor) -> Coded:
     """Quantize with the best of several scales around those that use all codes."""
-    scale, shift = fitted(layout, x)
+    scale, shift = fit(layout, x)
     best = torch.full_like(scale, torch.inf)
     chosen, chosen_shift = scale.clone(), None if shift is None else shift.clone()
     for by in SEARCHED.tolist():
-        tried = coded(layout, x, scale * by, None if shift is None else shift * by)
+        tried = code(layout, x, scale * by, None if shift is None else shift * by)
         lost = layout.groups((tried.values - x.double()).square()).sum((1, 3)).float()
         better = lost < best
         best = torch.where(better, lost, best)
         chosen = torch.where(better, tried.wanted[0], chosen)
         if chosen_shift is not None and tried.wanted[1] is not None:
             chosen_shift = torch.where(better, tried.wanted[1], chosen_shift)
-    return coded(layout, x, chosen, chosen_shift)
+    return code(layout, x, chosen, chosen_shift)
 
 
 def stochastic(layout: Layout, x: Tensor) -> Coded:
@@ -207,7 +207,7 @@ def stochastic(layout: Layout, x: Tensor) -> Coded:
     return replace(plain, codes=(numbers + noise).floor().clamp(layout.grid.low, layout.grid.high).float())
 
 
-def compensated(layout: Layout, x: Tensor, inputs: Tensor, largest_first: bool = False) -> Coded:
+def compensate(layout: Layout, x: Tensor, inputs: Tensor, largest_first: bool = False) -> Coded:
     """Quantize with GPTQ: later columns compensate the error of each, by the correlation of inputs, (n, cols).
 
     With ``largest_first``, columns of large inputs come first, and groups stay as they are ("static" of

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
-from support.casting import swapped_rows
+from support.casting import swap_rows
 from support.forked import call
 
 from mutation import files
 from mutation.judging import STRUCTURAL, Outcome
-from mutation.layouts import named
-from mutation.originals import CONFIG, EMBEDDING, VOCABULARY, drawn, linear, model
-from mutation.pairs import Bench, quantized
+from mutation.layouts import find_layout
+from mutation.originals import CONFIG, EMBEDDING, VOCABULARY, linear, make_generator, model
+from mutation.pairs import Bench, quantize
 
-INT8 = named("INT8 row")
+INT8 = find_layout("INT8 row")
 EVALUATE = ("--tokens", "ids.safetensors", "--context", 32, "--chunks", 8)
 WARNING_WORDS = ("warning:", "edited", "INCONCLUSIVE")
 
@@ -55,15 +55,15 @@ def prepare(folder: Path) -> None:
     declared = CONFIG | {"quantization_config": INT8.config}
     for name, tensors in {"original": x, "other": other}.items():
         files.write(folder / name, tensors, CONFIG)
-        files.write(folder / f"{name}-int8", quantized(INT8, tensors), declared)
+        files.write(folder / f"{name}-int8", quantize(INT8, tensors), declared)
     sound = folder / "original-int8"
-    files.write(folder / "embedding", {EMBEDDING: swapped_rows(x[EMBEDDING])}, declared, sound)
+    files.write(folder / "embedding", {EMBEDDING: swap_rows(x[EMBEDDING])}, declared, sound)
     files.write(folder / "rope", {}, declared | {"rope_theta": 1e4}, sound)
     shutil.copytree(sound, folder / "copy")
-    save_file({"ids": torch.randint(VOCABULARY, (1024,), generator=drawn(5))}, folder / "ids.safetensors")
+    save_file({"ids": torch.randint(VOCABULARY, (1024,), generator=make_generator(5))}, folder / "ids.safetensors")
 
 
-def replaced(folder: Path) -> None:
+def replace_file(folder: Path) -> None:
     """Replace a file of the copy by one of the same size and times, with another scale."""
     path = next((folder / "copy").glob("*.down_proj.weight.safetensors"))
     raw, status = bytearray(path.read_bytes()), path.stat()
@@ -73,7 +73,7 @@ def replaced(folder: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
+def edit_document(name: str, before: str, after: str) -> Callable[[Path], None]:
     """Return a change that edits a stored document."""
 
     def edit(folder: Path) -> None:
@@ -99,13 +99,13 @@ TRIES = (
     Try(
         "planned, edited",
         _compare("original-int8", "--plan", "plan-edited.json"),
-        before=edited("plan", '"snr_db":', '"snr_db": 1e-1, "was":'),
+        before=edit_document("plan", '"snr_db":', '"snr_db": 1e-1, "was":'),
     ),
     Try("report", _compare("original-int8", "-o", "report.json"), sound=True),
     Try(
         "report, edited",
         ("gate", "report-edited.json", "--require", "snr_db >= 1"),
-        before=edited("report", "int8_row", "fp8_row"),
+        before=edit_document("report", "int8_row", "fp8_row"),
     ),
     Try("baseline", _compare("original-int8", "--baseline", "report.json"), sound=True),
     Try("baseline of another original", _compare("other-int8", "--baseline", "report.json")),
@@ -114,7 +114,7 @@ TRIES = (
     Try("diff of two originals", ("diff", "report.json", "other.json")),
     Try("journal", _compare("copy", "--resume", "journal"), sound=True),
     Try("journal again", _compare("copy", "--resume", "journal"), sound=True),
-    Try("journal, a file replaced", _compare("copy", "--resume", "journal"), before=replaced),
+    Try("journal, a file replaced", _compare("copy", "--resume", "journal"), before=replace_file),
     Try("evaluate", ("evaluate", "original", "original-int8", *EVALUATE, "-o", "evaluation.json"), sound=True),
     Try("evaluate, another rope_theta", ("evaluate", "original", "rope", *EVALUATE)),
     Try("evaluate, the original itself", ("evaluate", "original", "original", *EVALUATE, *GATE)),
@@ -122,7 +122,7 @@ TRIES = (
     Try(
         "evaluate, edited",
         ("gate", "evaluation-edited.json", *GATE),
-        before=edited("evaluation", '"kld_mean":', '"kld_mean": 0.0, "was":'),
+        before=edit_document("evaluation", '"kld_mean":', '"kld_mean": 0.0, "was":'),
     ),
     Try("sweep", ("sweep", "original", "--to", "fp8_row,int8_row,int4_g128,nvfp4,nf4,gguf_q4_k"), sound=True),
 )

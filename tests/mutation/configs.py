@@ -12,9 +12,9 @@ from safetensors.torch import save
 
 from mutation.coding import Coded, sound
 from mutation.judging import Outcome
-from mutation.layouts import LARGEST_INPUT, bnb, gptq, labelled_int8, named, nvfp4, plain_int8
-from mutation.originals import HIDDEN, NORM, drawn, norm
-from mutation.pairs import Bench, Case, Sound, made
+from mutation.layouts import LARGEST_INPUT, bnb, find_layout, gptq, labelled_int8, nvfp4, plain_int8
+from mutation.originals import HIDDEN, NORM, make_generator, norm
+from mutation.pairs import Bench, Case, Sound, make_pair
 from mutation.unquantized import without_mlp
 
 LAYOUT_NAMES = ("FP8 row", "CT INT4 asym g128", "CT INT4 g32", "GPTQ 4 bits", "AWQ", "NVFP4", "Q4_K", "INT8 row",
@@ -67,7 +67,7 @@ MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_m
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     """Change each key of the quantized checkpoint alone."""
-    pair = made(bench, named(name), without_mlp())
+    pair = make_pair(bench, find_layout(name), without_mlp())
     for case in (*of_models(pair), *of_schemes(pair), *of_loading(pair), *of_labels(pair), *of_files(pair)):
         yield pair.outcome("configs", case)
 
@@ -124,16 +124,16 @@ def of_loading(pair: Sound) -> Iterator[Case]:
     for edit in EDITS.get(name, ()):
         yield Case(f"{edit}", {}, config=_said({k: v for k, v in {**config, **edit}.items() if v is not None}))
     if "config_groups" in config:
-        yield from of_compressed(config)
+        yield from contradict_compressed(config)
     if name == "GPTQ 4 bits":
-        order = torch.randperm(512, generator=drawn(5))
+        order = torch.randperm(512, generator=make_generator(5))
         ordered = replace(pair.layout, store=partial(gptq, bits=4, order=order))
         changed = {key: sound(ordered, pair.x[key][:, order]) for key in pair.x if key.endswith("q_proj.weight")}
         yield Case("act-order", changed, config=_said(config | {"desc_act": True}), sound=True)
         yield Case("act-order, though desc_act false", changed)
 
 
-def of_compressed(config: dict[str, Any]) -> Iterator[Case]:
+def contradict_compressed(config: dict[str, Any]) -> Iterator[Case]:
     """Declare formats, strategies and targets of compressed-tensors that contradict the tensors."""
     (group,) = config["config_groups"].values()
     for format in FORMATS:

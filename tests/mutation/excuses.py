@@ -19,10 +19,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mutation import files, methods, originals
-from mutation.coding import Coded, Layout, Stored, coded, sound
+from mutation.coding import Coded, Layout, Stored, code, sound
 from mutation.judging import Outcome, of_sound
-from mutation.layouts import OUTER, named, scheme
-from mutation.originals import Tensors, drawn, linear
+from mutation.layouts import OUTER, find_layout, scheme
+from mutation.originals import Tensors, linear, make_generator
 from mutation.pairs import Bench, Case, Sound
 from mutation.parts import DAMAGES, GROUP, Change
 
@@ -51,11 +51,11 @@ class Declared(NamedTuple):
 
 
 def _gptq_config(method: str, group: int) -> dict[str, Any]:
-    return named("GPTQ 4 bits").config | {"quant_method": method, "group_size": group}
+    return find_layout("GPTQ 4 bits").config | {"quant_method": method, "group_size": group}
 
 
 def _awq_config(group: int) -> dict[str, Any]:
-    return named("AWQ").config | {"group_size": group}
+    return find_layout("AWQ").config | {"group_size": group}
 
 
 DECLARED = {
@@ -130,27 +130,27 @@ def own_config(name: str) -> dict[str, Any]:
         return json.loads(file.metadata()["quantization_config"])
 
 
-def _unpacked(words: Tensor) -> Tensor:
+def _unpack(words: Tensor) -> Tensor:
     """Return the codes of words, (r, c) → (r, 8 · c), low bits first."""
     return (words[..., None] >> NIBBLES & 15).flatten(1)
 
 
 def _of_gptq(module: str, t: Tensors) -> Codes:
-    zeros = _unpacked(t[f"{module}.qzeros"]) + 1
-    return Codes(_unpacked(t[f"{module}.qweight"].T), t[f"{module}.scales"].T.float(), zeros.T)
+    zeros = _unpack(t[f"{module}.qzeros"]) + 1
+    return Codes(_unpack(t[f"{module}.qweight"].T), t[f"{module}.scales"].T.float(), zeros.T)
 
 
 def _of_awq(module: str, t: Tensors) -> Codes:
     codes, zeros = (
-        _unpacked(t[f"{module}.{part}"]).unflatten(1, (-1, 8))[..., OF_AWQ].flatten(1) for part in ("qweight", "qzeros")
+        _unpack(t[f"{module}.{part}"]).unflatten(1, (-1, 8))[..., OF_AWQ].flatten(1) for part in ("qweight", "qzeros")
     )
     return Codes(codes.T, t[f"{module}.scales"].T.float(), zeros.T)
 
 
 def _of_compressed_tensors(module: str, t: Tensors) -> Codes:
     scale, zero = t[f"{module}.weight_scale"].float(), t.get(f"{module}.weight_zero_point")
-    zeros = torch.full_like(scale, 8) if zero is None else _unpacked(zero.T).T
-    return Codes(_unpacked(t[f"{module}.weight_packed"]), scale, zeros)
+    zeros = torch.full_like(scale, 8) if zero is None else _unpack(zero.T).T
+    return Codes(_unpack(t[f"{module}.weight_packed"]), scale, zeros)
 
 
 def _of_q4_k(module: str, t: Tensors) -> Codes:
@@ -176,28 +176,28 @@ def codes_of(file: str) -> dict[str, Codes]:
     """Return the codes of a program's file, by weight."""
     tensors, codes_by_weight = read(file), {}
     for name in tensors:
-        module, _, kind = name.rpartition(".")
-        if module.endswith("_proj") and kind in READERS:
-            reader = _of_awq if file == "autoawq" else READERS[kind]
+        module, _, ending = name.rpartition(".")
+        if module.endswith("_proj") and ending in READERS:
+            reader = _of_awq if file == "autoawq" else READERS[ending]
             codes_by_weight[f"{module}.weight"] = reader(module, tensors)
     return codes_by_weight
 
 
-def as_coded(layout: Layout, found: Codes) -> Coded:
+def code_as(layout: Layout, stored_codes: Codes) -> Coded:
     """Return codes in a layout, whose codes may begin at -8."""
     low = int(layout.grid.low)
-    codes = (found.codes.float() + low).contiguous()
-    if found.parts:
-        stored = Stored(found.scale.double(), -found.zero.double(), found.parts)
+    codes = (stored_codes.codes.float() + low).contiguous()
+    if stored_codes.parts:
+        stored = Stored(stored_codes.scale.double(), -stored_codes.zero.double(), stored_codes.parts)
     else:
-        scale, zero = found.scale.contiguous(), found.zero.float() + low
+        scale, zero = stored_codes.scale.contiguous(), stored_codes.zero.float() + low
         stored = layout.keep(scale, -scale * zero if layout.shifted else None, 1.0)
     rows, cols = codes.shape
     wanted = stored.scale.float(), None if stored.shift is None else stored.shift.float()
     return Coded(layout, (rows, cols), layout.groups(codes), stored, wanted)
 
 
-def folded(x: Tensor, y: Tensor) -> Tensor:
+def fold(x: Tensor, y: Tensor) -> Tensor:
     """Return a weight with the factors of rows and of columns that were folded into it before it became ``y``."""
     x, y = x.double(), y.double()
     for _ in range(ROUNDS):
@@ -212,10 +212,10 @@ def of_rounding(layout: Layout, x: Tensors) -> dict[str, Coded | Tensor]:
     return {n: sound(layout, w) if linear(n) and w.shape[1] % columns == 0 else w for n, w in x.items()}
 
 
-def made(bench: Bench, declared: str, file: str) -> Sound:
+def make_pair(bench: Bench, declared: str, file: str) -> Sound:
     """Return the sound pair of a file under a declaration."""
     declaration, x = DECLARED[declared], read("original")
-    plain = named(declaration.layout)
+    plain = find_layout(declaration.layout)
     codes = {} if file == ROUNDED else codes_of(file)
     group = next((of.codes.shape[1] // of.scale.shape[1] for of in codes.values()), plain.group[1])
     config = own_config(file) if OWN_DECLARATIONS.get(file) == declared else declaration.config(group)
@@ -225,27 +225,27 @@ def made(bench: Bench, declared: str, file: str) -> Sound:
     if codes:
         others = x if file == "importance" else read(file)
         weights = {
-            name: as_coded(layout, codes[name]) if name in codes else others.get(name, w) for name, w in x.items()
+            name: code_as(layout, codes[name]) if name in codes else others.get(name, w) for name, w in x.items()
         }
     else:
         weights = of_rounding(layout, x)
     original = files.write(bench.place(), x, CONFIG)
     if "folded" in EXCUSES[file]:
-        x = {name: folded(w, weights[name].values) if name in codes else w for name, w in x.items()}
+        x = {name: fold(w, weights[name].values) if name in codes else w for name, w in x.items()}
     return Sound(bench, layout, original, CONFIG, x, weights, f"{declared}: {EXCUSES[file]}")
 
 
-def moved(change: Change) -> methods.Damage:
+def move(change: Change) -> methods.Damage:
     """Return a damage that makes up for a changed original in the codes, and leaves what the method left."""
 
-    def damaged(layout: Layout, x: Tensor, before: Coded) -> Coded:
-        off = change(x.float().clone(), drawn(7)) - x.float()
-        return coded(layout, before.values.float() + off, *before.wanted)
+    def damage(layout: Layout, x: Tensor, before: Coded) -> Coded:
+        off = change(x.float().clone(), make_generator(7)) - x.float()
+        return code(layout, before.values.float() + off, *before.wanted)
 
-    return damaged
+    return damage
 
 
-KINDS = (*methods.KINDS, *(methods.Kind(damage.name, moved(damage.change), False) for damage in DAMAGES))
+KINDS = (*methods.KINDS, *(methods.Kind(damage.name, move(damage.change), False) for damage in DAMAGES))
 
 
 def of_norms(pair: Sound) -> Iterator[Case]:
@@ -253,21 +253,21 @@ def of_norms(pair: Sound) -> Iterator[Case]:
     for name in (name for name, weight in pair.weights.items() if not isinstance(weight, Coded) and weight.dim() == 1):
         norm = pair.weights[name]
         assert isinstance(norm, Tensor)
-        off = 1 + 0.1 * torch.randn(norm.shape, generator=drawn(7))
+        off = 1 + 0.1 * torch.randn(norm.shape, generator=make_generator(7))
         unit_factors = torch.ones_like(off)
         unit_factors[len(unit_factors) // 3] = 1.5
-        for kind, factors in {"off by 10 %": off, "one channel × 1.5": unit_factors}.items():
+        for label, factors in {"off by 10 %": off, "one channel × 1.5": unit_factors}.items():
             broken = (norm.float() * factors).to(norm.dtype)
-            yield Case(f"{name.split('.')[-2]} {kind}", {name: broken}, names=tuple(pair.weights))
+            yield Case(f"{name.split('.')[-2]} {label}", {name: broken}, names=tuple(pair.weights))
 
 
 def outcomes(bench: Bench, declared: str, file: str) -> Iterator[Outcome]:
     """Yield the outcome of a sound file under a declaration, and of each damage to it."""
-    pair = made(bench, declared, file)
+    pair = make_pair(bench, declared, file)
     assert not pair.report.not_compared, case_name(declared, file)
     yield of_sound("excuses, sound", case_name(declared, file), pair.report)._replace(excuse=pair.excuse)
     kinds = [kind for kind in KINDS if kind.name != OF_GROUP or pair.layout.group[1] <= GROUP]
-    for outcome in methods.damaged(pair, "excuses", ONE, kinds):
+    for outcome in methods.damage_pair(pair, "excuses", ONE, kinds):
         yield outcome._replace(name=f"{file}: {outcome.name}")
     for case in of_norms(pair):
         yield pair.outcome("excuses", case._replace(name=f"{file}, {case.name}"))

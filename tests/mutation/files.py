@@ -49,11 +49,11 @@ def write(folder: Path, weights: Weights, config: Mapping[str, Any], sound: Path
 
 def gguf_name(name: str) -> str:
     """Return the name of a tensor in a GGUF file."""
-    base, kind = name.rsplit(".", 1)
+    base, ending = name.rsplit(".", 1)
     if base.startswith("model.layers."):
         _, _, layer, part = base.split(".", 3)
-        return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
-    return f"{GGUF_NAMES[base]}.{kind}"
+        return f"blk.{layer}.{GGUF_NAMES[part]}.{ending}"
+    return f"{GGUF_NAMES[base]}.{ending}"
 
 
 def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None = None) -> Path:
@@ -78,9 +78,9 @@ def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None =
             add(metadata[key])
     for name, weight in weights.items():
         if isinstance(weight, Coded):
-            kind, raw = weight.layout.store(name, weight)
+            ggml_type, raw = weight.layout.store(name, weight)
             data = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(weight.shape[0], -1).numpy()
-            writer.add_tensor(gguf_name(name), data, raw_dtype=gguf.GGMLQuantizationType[kind])
+            writer.add_tensor(gguf_name(name), data, raw_dtype=gguf.GGMLQuantizationType[ggml_type])
         else:
             writer.add_tensor(gguf_name(name), weight.numpy())
     writer.write_header_to_file()
@@ -90,7 +90,7 @@ def write_gguf(path: Path, weights: Weights, changed: Mapping[str, Any] | None =
     return path
 
 
-def removed(paths: Iterable[Path]) -> None:
+def remove(paths: Iterable[Path]) -> None:
     """Delete folders and files."""
     for path in paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

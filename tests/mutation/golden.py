@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from support.golden_files import EXPECTED, expected_of
-from support.making import dequantized, planned
+from support.making import open_pairing, read_whole
 
 import quanterr
 from mutation.accidents import MUTATIONS, Mutation, Stored, Weight
-from mutation.judging import LAYER_DB, STRUCTURAL, Outcome, Pair, as_unsound, loss, of_broken, of_sound
-from mutation.originals import Tensors, drawn
+from mutation.judging import LAYER_DB, STRUCTURAL, Outcome, Pair, as_unsound, judge_broken, loss, of_sound
+from mutation.originals import Tensors, make_generator
 from mutation.pairs import Bench, not_compared
 from mutation.parts import DAMAGES, Damage
 from quanterr.documents.comparison.model import Report
@@ -70,7 +70,7 @@ def _has_statistics(case: Path) -> bool:
     return not case.name.startswith(("random_", "every_", "handmade"))
 
 
-def named(case: Path) -> str:
+def name_of(case: Path) -> str:
     """Return the name of a golden case."""
     return f"{case.parent.name}/{case.name}"
 
@@ -110,8 +110,8 @@ def within_steps(weight: Any, y: torch.Tensor, generator: torch.Generator) -> to
         y = inner.dequantize(chunk, Workspace()).weight.clone()
     shift = 0.0 if scales.shift is None else scales.shift
     numbers = inner.levels.numbers(((y - shift) / scales.unit).nan_to_num(0.0, 0.0, 0.0))
-    least, most = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
-    here, above, below = (inner.levels.values((numbers + by).clamp(least, most)) for by in (0, 1, -1))
+    lowest, highest = (inner.levels.numbers(torch.tensor([end])) for end in (inner.levels.lowest, inner.levels.highest))
+    here, above, below = (inner.levels.values((numbers + by).clamp(lowest, highest)) for by in (0, 1, -1))
     gaps = torch.stack([(above - here).abs(), (here - below).abs()])
     half = torch.where(gaps > 0, gaps, torch.inf).amin(0).nan_to_num(0.0, 0.0, 0.0) / 2
     moved = (2 * torch.rand(y.shape, generator=generator) - 1) * 0.999 * half * scales.unit.abs()
@@ -143,12 +143,12 @@ class Sound:
     report: Report
 
 
-def made_sound(case: Path, bench: Bench) -> Sound:
+def make_sound(case: Path, bench: Bench) -> Sound:
     """Return the case with an original from which it could have been quantized."""
     expected = {name: values.float() for name, values in load_file(expected_of(case)).items()}
-    generator = drawn(0)
+    generator = make_generator(0)
     weights, x = [], {}
-    with planned(expected_of(case), case) as plan:
+    with open_pairing(expected_of(case), case) as plan:
         for pair in plan.pairs:
             y = pair.quantized
             values = expected[pair.name]
@@ -162,16 +162,16 @@ def made_sound(case: Path, bench: Bench) -> Sound:
     original = bench.place(".safetensors")
     save_file(x, original)
     report = quanterr.compare(original, case, device="cpu")
-    return Sound(bench, case, original, x, weights, stored_values(original, case), report)
+    return Sound(bench, case, original, x, weights, read_values(original, case), report)
 
 
-def stored_values(original: Path, quantized: Path) -> Tensors:
+def read_values(original: Path, quantized: Path) -> Tensors:
     """Return the values of each paired weight as stored, (rows, cols), without trying or undoing conversions."""
-    with planned(original, quantized) as plan:
-        return {pair.name: dequantized(pair.quantized) for pair in plan.pairs}
+    with open_pairing(original, quantized) as plan:
+        return {pair.name: read_whole(pair.quantized) for pair in plan.pairs}
 
 
-def broken(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
+def break_together(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
     """Yield the outcomes of an accident to several weights at once."""
     stored = Stored.read(sound.case, list(sound.weights))
     hit: list[Weight] = []
@@ -185,7 +185,7 @@ def broken(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
     folder.mkdir()
     path = stored.write(folder, mutation.truncated)
     try:
-        y = stored_values(sound.original, path)
+        y = read_values(sound.original, path)
     except QuanterrError:
         y = {}
     pairs = {
@@ -194,24 +194,24 @@ def broken(sound: Sound, mutation: Mutation) -> Iterator[Outcome]:
         else None
         for weight in hit
     }
-    yield from _judged(sound, ACCIDENTS, mutation.name, pairs, sound.original, path)
+    yield from _judge(sound, ACCIDENTS, mutation.name, pairs, sound.original, path)
 
 
-def damaged(sound: Sound, damage: Damage) -> Iterator[Outcome]:
+def damage_parts(sound: Sound, damage: Damage) -> Iterator[Outcome]:
     """Yield the outcome of each weight of which a part differs from the original."""
-    generator = drawn(7)
+    generator = make_generator(7)
     changed = {name: damage.change(x.clone(), generator).contiguous() for name, x in sound.x.items() if x.dim() > 1}
     path = sound.bench.place(".safetensors")
     save_file(sound.x | changed, path)
     pairs = {name: Pair(_matrix(x, sound.y[name]), sound.y[name]) for name, x in changed.items()}
-    yield from _judged(sound, "golden, parts", damage.name, pairs, path, sound.case)
+    yield from _judge(sound, "golden, parts", damage.name, pairs, path, sound.case)
 
 
 def _matrix(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.reshape(y.shape)
 
 
-def _judged(
+def _judge(
     sound: Sound, family: str, what: str, pairs: dict[str, Pair | None], original: Path, quantized: Path
 ) -> Iterator[Outcome]:
     """Yield the outcome of each broken weight; its pair is None if it cannot be read."""
@@ -223,17 +223,17 @@ def _judged(
         cost = loss(Pair(_matrix(sound.x[name], sound.y[name]), sound.y[name]), pair) if pair else STRUCTURAL
         if cost.layer < LAYER_DB:
             continue
-        title = f"{named(sound.case)} {name}, {what}"
+        title = f"{name_of(sound.case)} {name}, {what}"
         if isinstance(report, Report):
-            outcome = of_broken(family, title, report, sound.report, [name], cost)
+            outcome = judge_broken(family, title, report, sound.report, [name], cost)
         else:
             outcome = not_compared(family, title, cost, report)
-        if outcome.told == "info" or (outcome.told == "SILENT" and _shown(sound.report, report, name)):
+        if outcome.told == "info" or (outcome.told == "SILENT" and _shows(sound.report, report, name)):
             outcome = outcome._replace(told="slight")
         yield sound.bench.done(outcome, original, quantized)
 
 
-def _shown(sound: Report, broken: Report | Exception, name: str) -> bool:
+def _shows(sound: Report, broken: Report | Exception, name: str) -> bool:
     """Return True if the number of a layer alone shows the damage."""
     return isinstance(broken, Report) and _snr(sound, name) - _snr(broken, name) >= CHANGED
 
@@ -246,10 +246,10 @@ def _snr(report: Report, name: str) -> float:
 
 def outcomes(bench: Bench, case: Path) -> Iterator[Outcome]:
     """Yield the outcomes of the sound pair of a golden case, of every accident, and of every replaced part."""
-    sound = made_sound(case, bench)
-    outcome = of_sound(ACCIDENTS, named(case), sound.report, (*DOUBTS, CORRECT_FINDINGS.get(named(case), "")))
-    yield bench.done(as_unsound(outcome) if named(case) in UNSOUND else outcome, sound.original, case)
+    sound = make_sound(case, bench)
+    outcome = of_sound(ACCIDENTS, name_of(case), sound.report, (*DOUBTS, CORRECT_FINDINGS.get(name_of(case), "")))
+    yield bench.done(as_unsound(outcome) if name_of(case) in UNSOUND else outcome, sound.original, case)
     for mutation in MUTATIONS:
-        yield from broken(sound, mutation)
+        yield from break_together(sound, mutation)
     for damage in DAMAGES if case in of_each_format() and _has_statistics(case) else ():
-        yield from damaged(sound, damage)
+        yield from damage_parts(sound, damage)

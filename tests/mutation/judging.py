@@ -65,18 +65,18 @@ def loss(sound: Pair, broken: Pair, best_db: float = BEST_DB) -> Loss:
     energies = [(x.square(), (pair.y - x).square()) for pair in (sound, broken) for x in [pair.x.double()]]
     if not bool(energies[1][1].isfinite().all()):
         return STRUCTURAL
-    lost = [_most_lost(energies, part, best_db) for part in (torch.sum, *_parts(broken.x.shape))]
+    lost = [_find_worst_loss(energies, part, best_db) for part in (torch.sum, *_parts(broken.x.shape))]
     return Loss(lost[0], max(lost))
 
 
-def _most_lost(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], Tensor], best_db: float) -> float:
+def _find_worst_loss(energies: list[tuple[Tensor, Tensor]], part: Callable[[Tensor], Tensor], best_db: float) -> float:
     """Return how much SNR the worst part loses."""
     shares = []
     for x_sq, e_sq in energies:
         signal, noise = part(x_sq), part(e_sq)
         shares.append((noise + 1e-300) / (signal + 1e-300))
-    least, most = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # beyond these bounds, no loss is counted
-    return float(10 * (shares[1].clamp(least, most) / shares[0].clamp(least, most)).log10().max())
+    lowest, highest = 10 ** (-best_db / 10), 10 ** (BEST_DB / 10)  # beyond these bounds, no loss is counted
+    return float(10 * (shares[1].clamp(lowest, highest) / shares[0].clamp(lowest, highest)).log10().max())
 
 
 def _parts(shape: torch.Size) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -115,7 +115,7 @@ def new(report: Report, sound: Report, names: Iterable[str]) -> tuple[Finding, .
     )
 
 
-def of_broken(family: str, name: str, report: Report, sound: Report, names: Iterable[str], cost: Loss) -> Outcome:
+def judge_broken(family: str, name: str, report: Report, sound: Report, names: Iterable[str], cost: Loss) -> Outcome:
     """Return the outcome of a broken pair compared with the sound one; ``names`` are the broken layers."""
     findings = new(report, sound, names)
     severities = {finding.severity for finding in findings}
@@ -142,9 +142,9 @@ def of_sound(family: str, name: str, report: Report | Inspection, true: Collecti
     return Outcome(family, name, label, None, findings)
 
 
-def as_unsound(found: Outcome) -> Outcome:
+def as_unsound(outcome: Outcome) -> Outcome:
     """Return the outcome of a pair whose quantizer caused a loss: findings are right, and must be there."""
-    return found._replace(told="noticed" if found.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
+    return outcome._replace(told="noticed" if outcome.told in ("WARNED", "ERROR") else "SILENT", loss=STRUCTURAL)
 
 
 def table(outcomes: Iterable[Outcome], heading: str, label: Callable[[Outcome], str]) -> str:

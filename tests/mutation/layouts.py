@@ -54,17 +54,17 @@ def below_global(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
     return Stored(inner.double() * global_scale, None, {"inner": inner, "global": torch.tensor([global_scale])})
 
 
-def nested(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
+def nest(scale: Tensor, shift: Tensor | None, shared: float) -> Stored:
     """Store scales as bytes of bitsandbytes' table, with a maximum for each 256 scales and a mean of all."""
     flat = scale.reshape(-1)
     offset = float(flat.mean())
     parts = torch.nn.functional.pad(flat - offset, (0, -len(flat) % 256)).view(-1, 256)
-    most = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) * shared
+    largest = parts.abs().amax(1, keepdim=True).clamp(min=1e-12) * shared
     middles = (DYNAMIC[1:] + DYNAMIC[:-1]) / 2
-    codes = torch.bucketize((parts / most).contiguous(), middles)
-    values = ((DYNAMIC[codes] * most) + torch.tensor(offset)).view(-1)[: len(flat)].view(scale.shape)
+    codes = torch.bucketize((parts / largest).contiguous(), middles)
+    values = ((DYNAMIC[codes] * largest) + torch.tensor(offset)).view(-1)[: len(flat)].view(scale.shape)
     codes = codes.view(-1)[: len(flat)].to(torch.uint8)
-    return Stored(values, None, {"codes": codes, "most": most.view(-1), "offset": torch.tensor(offset)})
+    return Stored(values, None, {"codes": codes, "most": largest.view(-1), "offset": torch.tensor(offset)})
 
 
 def under_superblocks(
@@ -76,19 +76,19 @@ def under_superblocks(
     outer = scale.view(rows, -1, groups_per_superblock)
     largest = outer.gather(2, outer.abs().argmax(2, keepdim=True))
     d = (largest * shared / (low if low < 0 else high)).half().float()
-    inner = (outer / _filled(d)).round().clamp(low, high) * (d != 0)
+    inner = (outer / _fill(d)).round().clamp(low, high) * (d != 0)
     values = (inner.double() * d.double()).view(scale.shape)
     parts = {"d": d.view(rows, -1), "scales": inner.view(scale.shape)}
     if shift is None:
         return Stored(values, None, parts)
     outer = (-shift).clamp(min=0).view(rows, -1, groups_per_superblock)
     dmin = (outer.amax(2, keepdim=True) * shared / high).half().float()
-    minima = (outer / _filled(dmin)).round().clamp(0, high) * (dmin != 0)
+    minima = (outer / _fill(dmin)).round().clamp(0, high) * (dmin != 0)
     parts |= {"dmin": dmin.view(rows, -1), "minima": minima.view(scale.shape)}
     return Stored(values, -(minima.double() * dmin.double()).view(scale.shape), parts)
 
 
-def _filled(scale: Tensor) -> Tensor:
+def _fill(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, 1.0, scale)
 
 
@@ -140,7 +140,7 @@ def ct_int8(name: str, coded: Coded) -> dict[str, Tensor]:
     return plain_int8(name, coded) | {f"{name}_zero_point": zero.to(torch.int8)}
 
 
-def ct_packed(name: str, coded: Coded) -> dict[str, Tensor]:
+def pack_ct(name: str, coded: Coded) -> dict[str, Tensor]:
     """Store 4-bit codes as compressed-tensors does: the lowest code is subtracted, then they are packed."""
     tensors = {
         f"{name}_packed": _numbers(packing.dense((coded.matrix + 8).numpy(), 4)),
@@ -155,7 +155,7 @@ def ct_packed(name: str, coded: Coded) -> dict[str, Tensor]:
 
 def ct_packed_stack(name: str, coded: Coded, experts: int = 8) -> dict[str, Tensor]:
     """Store the experts of one tensor as compressed-tensors packs them."""
-    tensors = {key: value.view(experts, -1, value.shape[1]) for key, value in ct_packed(name, coded).items()
+    tensors = {key: value.view(experts, -1, value.shape[1]) for key, value in pack_ct(name, coded).items()
              if "_shape" not in key}  # fmt: skip
     return tensors | {f"{name}_shape": torch.tensor([experts, coded.shape[0] // experts, coded.shape[1]])}
 
@@ -179,8 +179,8 @@ def gptq(name: str, coded: Coded, bits: int, order: Tensor | None = None) -> dic
 def awq(name: str, coded: Coded) -> dict[str, Tensor]:
     """Store AutoAWQ's gemm layout."""
     return {
-        f"{module(name)}.qweight": _numbers(packing.interleaved(coded.matrix.T.contiguous().numpy())),
-        f"{module(name)}.qzeros": _numbers(packing.interleaved(coded.stored.parts["zero"].T.contiguous().numpy())),
+        f"{module(name)}.qweight": _numbers(packing.interleave(coded.matrix.T.contiguous().numpy())),
+        f"{module(name)}.qzeros": _numbers(packing.interleave(coded.stored.parts["zero"].T.contiguous().numpy())),
         f"{module(name)}.scales": coded.stored.scale.T.half().contiguous(),
     }
 
@@ -286,7 +286,7 @@ def floating_zeros(scale: Tensor, shift: Tensor | None, shared: float) -> Stored
     """Store HQQ's zero points in units of codes, float32."""
     assert shift is not None
     scale = scale * shared
-    zero = -shift / _filled(scale)
+    zero = -shift / _fill(scale)
     return Stored(scale, -zero.double() * scale.double(), {"zero": zero})
 
 
@@ -328,23 +328,23 @@ def _bits(codes: Tensor) -> Tensor:
     return (codes.view(-1, 4, 8).to(torch.int32) << torch.arange(8)).sum(2).to(torch.uint8)
 
 
-def _joined(kind: str, parts: list[Tensor]) -> tuple[str, bytes]:
+def _join(ggml_type: str, parts: list[Tensor]) -> tuple[str, bytes]:
     n = len(parts[0])
-    return kind, torch.cat([part.reshape(n, -1) for part in parts], 1).numpy().tobytes()
+    return ggml_type, torch.cat([part.reshape(n, -1) for part in parts], 1).numpy().tobytes()
 
 
-def ggml_basic(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
+def ggml_basic(_name: str, coded: Coded, ggml_type: str) -> tuple[str, bytes]:
     """Store Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL: a scale, perhaps a minimum, and 32 codes."""
     scale = _f16(coded.stored.scale)
     codes = coded.matrix.reshape(-1, 32)
-    if kind == "Q8_0":
-        return _joined(kind, [scale, codes.to(torch.int8).view(torch.uint8)])
-    if kind == "IQ4_NL":
-        return _joined(kind, [scale, _halves(_places(codes), 32)])
+    if ggml_type == "Q8_0":
+        return _join(ggml_type, [scale, codes.to(torch.int8).view(torch.uint8)])
+    if ggml_type == "IQ4_NL":
+        return _join(ggml_type, [scale, _halves(_places(codes), 32)])
     codes = (codes - coded.layout.grid.low).to(torch.uint8)
     minimum = [_f16(coded.stored.shift)] if coded.stored.shift is not None else []
-    high = [_bits(codes >> 4)] if kind.startswith("Q5") else []
-    return _joined(kind, [scale, *minimum, *high, _halves(codes & 15, 32)])
+    high = [_bits(codes >> 4)] if ggml_type.startswith("Q5") else []
+    return _join(ggml_type, [scale, *minimum, *high, _halves(codes & 15, 32)])
 
 
 def _places(codes: Tensor) -> Tensor:
@@ -360,15 +360,15 @@ def _six_bits(scales: Tensor, minima: Tensor) -> Tensor:
     return torch.cat([low, mid, (sc[:, 4:] & 15) | (m[:, 4:] & 15) << 4], 1)
 
 
-def ggml_k45(_name: str, coded: Coded, kind: str) -> tuple[str, bytes]:
+def ggml_k45(_name: str, coded: Coded, ggml_type: str) -> tuple[str, bytes]:
     """Store Q4_K or Q5_K."""
     parts = coded.stored.parts
     codes = coded.matrix.reshape(-1, 8, 32).to(torch.uint8)
     block_parts = [_f16(parts["d"]), _f16(parts["dmin"]), _six_bits(parts["scales"], parts["minima"])]
-    if kind == "Q5_K":
+    if ggml_type == "Q5_K":
         block_parts.append(((codes >> 4).to(torch.int32) << torch.arange(8)[:, None]).sum(1).to(torch.uint8))
     low = codes & 15
-    return _joined(kind, [*block_parts, low[:, 0::2] | low[:, 1::2] << 4])
+    return _join(ggml_type, [*block_parts, low[:, 0::2] | low[:, 1::2] << 4])
 
 
 def _crumbs(codes: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def ggml_q2(_name: str, coded: Coded) -> tuple[str, bytes]:
     scales = parts["scales"].to(torch.uint8) | parts["minima"].to(torch.uint8) << 4
     codes = coded.matrix.reshape(-1, OUTER).to(torch.uint8)
     of_blocks = _f16(parts["d"]), _f16(parts["dmin"])
-    return _joined("Q2_K", [scales.view(-1, 16).contiguous(), _crumbs(codes).reshape(len(codes), -1), *of_blocks])
+    return _join("Q2_K", [scales.view(-1, 16).contiguous(), _crumbs(codes).reshape(len(codes), -1), *of_blocks])
 
 
 def ggml_q3(_name: str, coded: Coded) -> tuple[str, bytes]:
@@ -394,7 +394,7 @@ def ggml_q3(_name: str, coded: Coded) -> tuple[str, bytes]:
     low = scales[:, :8] & 15 | (scales[:, 8:] & 15) << 4
     high = (scales >> 4).view(-1, 4, 4)
     high = high[:, 0] | high[:, 1] << 2 | high[:, 2] << 4 | high[:, 3] << 6
-    return _joined("Q3_K", [mask, _crumbs(codes & 3), low, high, _f16(coded.stored.parts["d"])])
+    return _join("Q3_K", [mask, _crumbs(codes & 3), low, high, _f16(coded.stored.parts["d"])])
 
 
 def ggml_q6(_name: str, coded: Coded) -> tuple[str, bytes]:
@@ -405,7 +405,7 @@ def ggml_q6(_name: str, coded: Coded) -> tuple[str, bytes]:
     high = codes >> 4
     high = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
     scales = coded.stored.parts["scales"].to(torch.int8).view(torch.uint8).view(-1, 16)
-    return _joined("Q6_K", [low, high, scales, _f16(coded.stored.parts["d"])])
+    return _join("Q6_K", [low, high, scales, _f16(coded.stored.parts["d"])])
 
 
 def ggml_iq4_xs(_name: str, coded: Coded) -> tuple[str, bytes]:
@@ -414,22 +414,22 @@ def ggml_iq4_xs(_name: str, coded: Coded) -> tuple[str, bytes]:
     high = ((scales >> 4) << 2 * torch.arange(8)).sum(1).to(torch.int16).view(-1, 1).view(torch.uint8)
     low = nibbles(scales & 15)
     codes = _halves(_places(coded.matrix), 32).view(len(scales), -1)
-    return _joined("IQ4_XS", [_f16(coded.stored.parts["d"]), high, low, codes])
+    return _join("IQ4_XS", [_f16(coded.stored.parts["d"]), high, low, codes])
 
 
 # The layouts
 
 
-def scheme(bits: int, group: int, symmetric: bool, kind: str = "pack-quantized", **more: Any) -> dict[str, Any]:
+def scheme(bits: int, group: int, symmetric: bool, form: str = "pack-quantized", **more: Any) -> dict[str, Any]:
     """Return the configuration that compressed-tensors writes; ``more`` describes the weights."""
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group} | more
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ["lm_head"]}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
 
 
-def whole(bits: int, kind: str, strategy: str, **more: Any) -> dict[str, Any]:
+def whole(bits: int, form: str, strategy: str, **more: Any) -> dict[str, Any]:
     """Return the configuration of codes without groups of columns."""
-    return scheme(bits, 0, True, kind, strategy=strategy, **({"group_size": None} | more))
+    return scheme(bits, 0, True, form, strategy=strategy, **({"group_size": None} | more))
 
 
 def _gptq_config(bits: int, group: int, sym: bool) -> dict[str, Any]:
@@ -461,13 +461,13 @@ def _gptq(bits: int, group: int, shifted: bool = False) -> Layout:
                   partial(gptq, bits=bits), shifted=shifted, config=_gptq_config(bits, group, not shifted))  # fmt: skip
 
 
-def _ggml(kind: str, grid: Grid, **more: Any) -> Layout:
-    return Layout(kind, "GGUF", grid, (1, 32), F16, partial(ggml_basic, kind=kind), **more)
+def _ggml(ggml_type: str, grid: Grid, **more: Any) -> Layout:
+    return Layout(ggml_type, "GGUF", grid, (1, 32), F16, partial(ggml_basic, ggml_type=ggml_type), **more)
 
 
-def _k(kind: str, grid: Grid, group: int, low: int, high: int, store: Store, **more: Any) -> Layout:
+def _k(ggml_type: str, grid: Grid, group: int, low: int, high: int, store: Store, **more: Any) -> Layout:
     keep = partial(under_superblocks, low, high, group=group)
-    return Layout(kind, "GGUF", grid, (1, group), keep, store, two_levels=True, **more)
+    return Layout(ggml_type, "GGUF", grid, (1, group), keep, store, two_levels=True, **more)
 
 
 LAYOUTS = (
@@ -478,10 +478,10 @@ LAYOUTS = (
     Layout("INT8 128 × 128", "INT8", integers(-128, 127), (128, 128), F32, labelled_int8),
     Layout("INT8 asym g128", "INT8", integers(-128, 127), (1, 128), partial(with_zero_points, torch.float32, -128, 127),
            ct_int8, shifted=True, config=scheme(8, 128, False, "int-quantized")),
-    Layout("CT INT4 g128", "INT4", integers(-8, 7), (1, 128), BF16, ct_packed, config=scheme(4, 128, True)),
-    Layout("CT INT4 g32", "INT4", integers(-8, 7), (1, 32), BF16, ct_packed, config=scheme(4, 32, True)),
+    Layout("CT INT4 g128", "INT4", integers(-8, 7), (1, 128), BF16, pack_ct, config=scheme(4, 128, True)),
+    Layout("CT INT4 g32", "INT4", integers(-8, 7), (1, 32), BF16, pack_ct, config=scheme(4, 32, True)),
     Layout("CT INT4 asym g128", "INT4", integers(-8, 7), (1, 128),
-           partial(with_zero_points, torch.bfloat16, -8, 7), ct_packed, shifted=True, config=scheme(4, 128, False)),
+           partial(with_zero_points, torch.bfloat16, -8, 7), pack_ct, shifted=True, config=scheme(4, 128, False)),
     _gptq(4, 128), _gptq(8, 128), _gptq(4, 128, True), _gptq(2, 64, True),
     Layout("AWQ", "AWQ", U4, (1, 128), partial(with_zero_points, torch.float16, 0, 15), awq, shifted=True, config=AWQ),
     Layout("FP8 tensor", "FP8", E4M3, (0, 0), F32, fp8, config=whole(8, "float-quantized", "tensor", type="float")),
@@ -495,7 +495,7 @@ LAYOUTS = (
     Layout("CT NVFP4", "NVFP4", SIGNED_E2M1, (1, 16), below_global, ct_nvfp4, two_levels=True,
            config=scheme(4, 16, True, "nvfp4-pack-quantized", type="float", strategy="tensor_group")),
     Layout("NF4", "NF4", of_table(NF4.tolist()), (1, 64), F32, bnb, config=BNB),
-    Layout("NF4 double", "NF4", of_table(NF4.tolist()), (1, 64), nested, bnb, two_levels=True, config=BNB),
+    Layout("NF4 double", "NF4", of_table(NF4.tolist()), (1, 64), nest, bnb, two_levels=True, config=BNB),
     _mlx(4), _mlx(8),
     Layout("HQQ", "HQQ", U4, (1, 64), floating_zeros, hqq, shifted=True, config={"quant_method": "hqq"}),
     Layout("quanto INT8", "quanto", integers(-128, 127), (1, 0), F32, quanto8, config=QUANTO),
@@ -508,8 +508,8 @@ LAYOUTS = (
     _ggml("Q8_0", integers(-127, 127)), _ggml("IQ4_NL", of_table(IQ4), signed=True),
     _k("Q2_K", integers(0, 3), 16, 0, 15, ggml_q2, shifted=True),
     _k("Q3_K", integers(-4, 3), 16, -32, 31, ggml_q3, signed=True),
-    _k("Q4_K", U4, 32, 0, 63, partial(ggml_k45, kind="Q4_K"), shifted=True),
-    _k("Q5_K", integers(0, 31), 32, 0, 63, partial(ggml_k45, kind="Q5_K"), shifted=True),
+    _k("Q4_K", U4, 32, 0, 63, partial(ggml_k45, ggml_type="Q4_K"), shifted=True),
+    _k("Q5_K", integers(0, 31), 32, 0, 63, partial(ggml_k45, ggml_type="Q5_K"), shifted=True),
     _k("Q6_K", integers(-32, 31), 16, -128, 127, ggml_q6, signed=True),
     _k("IQ4_XS", of_table(IQ4), 32, -32, 31, ggml_iq4_xs, signed=True),
 )  # fmt: skip
@@ -524,6 +524,6 @@ STACKS = (
 )  # fmt: skip
 
 
-def named(name: str) -> Layout:
+def find_layout(name: str) -> Layout:
     """Return the layout of that name."""
     return next(layout for layout in (*LAYOUTS, *STACKS) if layout.name == name)

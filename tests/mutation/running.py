@@ -45,9 +45,9 @@ JOBS = [
     *(Job(f"methods {layout.name}", partial(methods.outcomes, layout=layout)) for layout in LAYOUTS),
     Job("real GPTQ", real.gptq),
     Job("real harsh GPTQ", real.harsh),
-    Job("real fused", real.fused),
-    *(Job(f"real {name}", partial(real.damaged, name=name)) for name in real.LAYOUTS),
-    Job("real undeclared GPTQ", real.undeclared),
+    Job("real fused", real.fuse),
+    *(Job(f"real {name}", partial(real.damage, name=name)) for name in real.LAYOUTS),
+    Job("real undeclared GPTQ", real.quantize_undeclared),
     *(
         Job(f"excuses {excuses.case_name(*case)}", partial(excuses.outcomes, declared=case[0], file=case[1]))
         for case in excuses.CASES
@@ -63,5 +63,5 @@ JOBS = [
     *(Job(f"alone {layout.name}", partial(alone.outcomes, name=layout.name)) for layout in (*LAYOUTS, *STACKS)),
     *(Job(f"both experts {name}", partial(both_sides.experts, name=name)) for name in both_sides.EXPERT_LAYOUT_NAMES),
     *(Job(f"both sides {name}", partial(both_sides.outcomes, name=name)) for name in both_sides.LAYOUT_NAMES),
-    *(Job(f"golden {golden.named(case)}", partial(golden.outcomes, case=case)) for case in golden.cases()),
+    *(Job(f"golden {golden.name_of(case)}", partial(golden.outcomes, case=case)) for case in golden.cases()),
 ]

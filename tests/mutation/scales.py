@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mutation.coding import Coded, Layout, coded, compensated, lost, searched, sound, stochastic
+from mutation.coding import Coded, Layout, code, compensate, measure_loss, search, sound, stochastic
 from mutation.judging import Outcome, worst
 from mutation.layouts import scheme
-from mutation.originals import STACK, drawn
-from mutation.pairs import Bench, Case, Sound, as_matrix, made, originals_of, sound_outcome
+from mutation.originals import STACK, make_generator
+from mutation.pairs import Bench, Case, Sound, as_matrix, make_pair, originals_of, sound_outcome
 
 Places = Callable[[Layout, Tensor, tuple[int, int]], Tensor | None]  # of groups: where scales are bad
 ONE = "model.layers.1.mlp.down_proj.weight"  # the damaged weight, unless all are
@@ -107,7 +107,7 @@ DAMAGES = (
 )
 
 
-def damaged(before: Coded, x: Tensor, damage: Damage) -> Coded | None:
+def damage_scales(before: Coded, x: Tensor, damage: Damage) -> Coded | None:
     """Return the weight with bad scales; None where its layout has no such place."""
     layout, (scale, shift) = before.layout, before.wanted
     places = damage.places(layout, scale, before.shape)
@@ -115,30 +115,30 @@ def damaged(before: Coded, x: Tensor, damage: Damage) -> Coded | None:
         return None
     factor = torch.where(places, damage.factor, 1.0)
     if damage.noise:
-        factor = factor * (damage.noise * torch.randn(scale.shape, generator=drawn(8))).exp()
+        factor = factor * (damage.noise * torch.randn(scale.shape, generator=make_generator(8))).exp()
     if damage.codes_kept and shift is not None:
         shift = shift * factor
     codes = before.codes if damage.codes_kept else None
     if damage.shared != 1:
-        return coded(layout, x, scale, shift, damage.shared)
-    return coded(layout, x, scale * factor, shift, codes=codes)
+        return code(layout, x, scale, shift, damage.shared)
+    return code(layout, x, scale * factor, shift, codes=codes)
 
 
 def outcomes(bench: Bench, layout: Layout, damages: tuple[Damage, ...] = DAMAGES) -> Iterator[Outcome]:
     """Damage the scales of a layout in every way."""
-    pair = made(bench, layout)
+    pair = make_pair(bench, layout)
     for damage in damages:
         if damaged_case := case(pair, damage):
             yield pair.outcome(f"scales, {layout.family}", damaged_case)
     if layout.name == OF_LLM_COMPRESSOR:
-        yield pair.outcome(f"scales, {layout.family}", undeclared(pair))
+        yield pair.outcome(f"scales, {layout.family}", quantize_undeclared(pair))
 
 
-def undeclared(pair: Sound) -> Case:
+def quantize_undeclared(pair: Sound) -> Case:
     """Quantize with GPTQ and declare no method that lets errors compensate each other."""
     coded = {name: weight for name, weight in pair.weights.items() if isinstance(weight, Coded)}
     changed = {name: by_gptq(pair.layout, pair.x[name]) for name in coded}
-    cost = worst(lost(pair.x[name], coded[name], after) for name, after in changed.items())
+    cost = worst(measure_loss(pair.x[name], coded[name], after) for name, after in changed.items())
     return Case("GPTQ, not declared", changed, cost)
 
 
@@ -148,9 +148,9 @@ def case(pair: Sound, damage: Damage) -> Case | None:
     changed, losses = {}, []
     for name in coded if damage.everywhere else [STACK if STACK in coded else ONE]:
         x = as_matrix(pair.x[name])
-        if after := damaged(coded[name], x, damage):
+        if after := damage_scales(coded[name], x, damage):
             changed[name] = after
-            losses.append(lost(x, coded[name], after))
+            losses.append(measure_loss(x, coded[name], after))
     coarse = damage.codes_kept and pair.layout.grid.high - pair.layout.grid.low < FOUR and 1 < damage.factor <= 1.5
     return Case(damage.name, changed, worst(losses), why_silent=COARSE if coarse else "") if changed else None
 
@@ -162,7 +162,7 @@ def clipped_a_little(layout: Layout, x: Tensor) -> Coded:
     """Quantize with scales of 0.92 of the range, as a search for activations chooses them."""
     plain = sound(layout, x)
     scale, shift = plain.wanted
-    return coded(layout, x, 0.92 * scale, None if shift is None else 0.92 * shift)
+    return code(layout, x, 0.92 * scale, None if shift is None else 0.92 * shift)
 
 
 def by_ocp(layout: Layout, x: Tensor) -> Coded:
@@ -170,19 +170,19 @@ def by_ocp(layout: Layout, x: Tensor) -> Coded:
     groups = layout.groups(x.float())
     largest = torch.tensor(layout.grid.high).log2().floor()
     exponent = groups.abs().amax((1, 3)).clamp(min=2.0**-100).log2().floor() - largest
-    return coded(layout, x, torch.exp2(exponent), None)
+    return code(layout, x, torch.exp2(exponent), None)
 
 
 def by_gptq(layout: Layout, x: Tensor) -> Coded:
     """Quantize with GPTQ on correlated inputs, of which some columns are large."""
-    generator = drawn(9)
+    generator = make_generator(9)
     cols = x.shape[1]
     if cols > MAX_GPTQ_COLUMNS:
         return sound(layout, x)
     inputs = torch.randn(2048, cols // 4, generator=generator) @ torch.randn(cols // 4, cols, generator=generator)
     inputs = inputs / (cols / 4) ** 0.5 + 0.3 * torch.randn(2048, cols, generator=generator)
     inputs = inputs * torch.exp(0.8 * torch.randn(cols, generator=generator))
-    return compensated(layout, x, inputs, layout.name == OF_LLM_COMPRESSOR)
+    return compensate(layout, x, inputs, layout.name == OF_LLM_COMPRESSOR)
 
 
 def declared_by_gptq(layout: Layout) -> Layout:
@@ -238,7 +238,7 @@ def _rows_of_all_sizes(x: Tensor) -> Tensor:
 
 def _huge_values(x: Tensor) -> Tensor:
     y = x.float()
-    y.view(-1)[torch.randint(y.numel(), (20,), generator=drawn(len(y)))] *= 1e4
+    y.view(-1)[torch.randint(y.numel(), (20,), generator=make_generator(len(y)))] *= 1e4
     return y.bfloat16()
 
 
@@ -253,7 +253,7 @@ def scaled_before_rounding(layout: Layout, x: Tensor) -> Coded:
 
 QUANTIZERS = (
     Quantizer("absolute maximum", sound, _always),
-    Quantizer("search", searched, lambda layout: not layout.two_levels),
+    Quantizer("search", search, lambda layout: not layout.two_levels),
     Quantizer("clipped a little", clipped_a_little, lambda layout: layout.family in ("AWQ", "INT4")),
     Quantizer("OCP", by_ocp, lambda layout: layout.family == "MX" or layout.name == "gpt-oss MXFP4"),
     Quantizer(
@@ -283,5 +283,5 @@ def sound_pairs(bench: Bench, layout: Layout) -> Iterator[Outcome]:
     for quantizer in (quantizer for quantizer in QUANTIZERS if quantizer.fits(layout)):
         x = originals_of(layout)
         given = {name: quantizer.original(as_matrix(w)).view(w.shape) if w.dim() > 1 else w for name, w in x.items()}
-        pair = made(bench, quantizer.declared(layout), given, quantizer.quantize)
+        pair = make_pair(bench, quantizer.declared(layout), given, quantizer.quantize)
         yield sound_outcome(f"scales, {layout.family}", quantizer.name, pair)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from mutation.coding import Coded, lost, sound
+from mutation.coding import Coded, measure_loss, sound
 from mutation.judging import Outcome, worst
-from mutation.layouts import named
-from mutation.originals import drawn
-from mutation.pairs import Bench, Case, made
+from mutation.layouts import find_layout
+from mutation.originals import make_generator
+from mutation.pairs import Bench, Case, make_pair
 from mutation.parts import DAMAGES, GROUP, one_group_scale
 from mutation.scales import ONE
 
@@ -23,34 +23,34 @@ Change = Callable[[Tensor], Tensor]
 def lora(share: float, rank: int = 16) -> Change:
     """Return a change that adds a product of low rank, a share of the weight's norm."""
 
-    def changed(x: Tensor) -> Tensor:
-        generator = drawn(sum(x.shape))
+    def change(x: Tensor) -> Tensor:
+        generator = make_generator(sum(x.shape))
         delta = torch.randn(len(x), rank, generator=generator) @ torch.randn(rank, x.shape[1], generator=generator)
         return x.float() + delta * (share * x.float().norm() / delta.norm())
 
-    return changed
+    return change
 
 
-def trained(share: float) -> Change:
+def train(share: float) -> Change:
     """Return a change that adds noise to each element, a share of the weight's norm."""
 
-    def changed(x: Tensor) -> Tensor:
-        delta = torch.randn(x.shape, generator=drawn(sum(x.shape)))
+    def change(x: Tensor) -> Tensor:
+        delta = torch.randn(x.shape, generator=make_generator(sum(x.shape)))
         return x.float() + delta * (share * x.float().norm() / delta.norm())
 
-    return changed
+    return change
 
 
 def through(name: str) -> Change:
     """Return a change that quantizes and dequantizes."""
-    return lambda x: sound(named(name), x).values.bfloat16()
+    return lambda x: sound(find_layout(name), x).values.bfloat16()
 
 
 SOURCES: dict[str, Change] = {
     "LoRA of 10 %": lora(0.1),
     "LoRA of 15 %": lora(0.15, 64),
-    "trained on, 8 %": trained(0.08),
-    "trained on, 15 %": trained(0.15),
+    "trained on, 8 %": train(0.08),
+    "trained on, 15 %": train(0.15),
     "through INT4 g128": through("CT INT4 g128"),
     "through asymmetric INT4": through("AWQ"),
     "through Q4_0": through("Q4_0"),
@@ -62,15 +62,15 @@ SOURCES: dict[str, Change] = {
 
 def outcomes(bench: Bench, name: str) -> Iterator[Outcome]:
     """Quantize each source correctly in this layout, then replace each part of one weight by another weight's."""
-    layout = named(name)
-    pair = made(bench, layout)
+    layout = find_layout(name)
+    pair = make_pair(bench, layout)
     coded = {key: weight for key, weight in pair.weights.items() if isinstance(weight, Coded)}
     for source, change in SOURCES.items():
         changed = {key: sound(layout, change(pair.x[key])) for key in coded}
-        cost = worst(lost(pair.x[key], coded[key], after) for key, after in changed.items())
+        cost = worst(measure_loss(pair.x[key], coded[key], after) for key, after in changed.items())
         yield pair.outcome("sources", Case(source, changed, cost, why_silent=SILENT.get(source, "")))
     for damage in DAMAGES:
-        after = sound(layout, damage.change(pair.x[ONE].float().clone(), drawn(7)))
+        after = sound(layout, damage.change(pair.x[ONE].float().clone(), make_generator(7)))
         why = "" if damage.change != one_group_scale or 0 < layout.group[1] <= GROUP else NO_SCALE
-        cost = lost(pair.x[ONE], coded[ONE], after)
+        cost = measure_loss(pair.x[ONE], coded[ONE], after)
         yield pair.outcome("parts", Case(damage.name, {ONE: after}, cost, why_silent=why))

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mutation.coding import Coded, Layout, sound
 from mutation.judging import Outcome, of_sound
-from mutation.layouts import named
-from mutation.originals import EMBEDDING, HEAD, HIDDEN, INNER, KEYS, NORM, Tensors, drawn, heavy, linear, model
-from mutation.pairs import Bench, Case, as_matrix, made
+from mutation.layouts import find_layout
+from mutation.originals import EMBEDDING, HEAD, HIDDEN, INNER, KEYS, NORM, Tensors, heavy, linear, make_generator, model
+from mutation.pairs import Bench, Case, as_matrix, make_pair
 
 # Layout, the dtype of what it leaves, and whether it leaves all.
 CASTS = {
@@ -37,7 +37,7 @@ def without_mlp() -> Tensors:
     return {name: weight for name, weight in model().items() if ".mlp." not in name}
 
 
-def left(_layout: Layout, x: Tensor) -> Tensor:
+def leave(_layout: Layout, x: Tensor) -> Tensor:
     """Leave the tensor unquantized."""
     return x
 
@@ -45,8 +45,8 @@ def left(_layout: Layout, x: Tensor) -> Tensor:
 def casts(bench: Bench, name: str) -> Iterator[Outcome]:
     """Damage each kind of tensor in each way while it is cast to another dtype."""
     layout, dtype, whole = CASTS[name]
-    stored = replace(named(layout), config={}) if whole else named(layout)
-    pair = made(bench, stored, without_mlp(), left if whole else sound, dtype)
+    stored = replace(find_layout(layout), config={}) if whole else find_layout(layout)
+    pair = make_pair(bench, stored, without_mlp(), leave if whole else sound, dtype)
     yield of_sound("casts", name, pair.report)
     for target in (*TARGETS, *((V,) if whole else ())):
         for damage, change in casting.DAMAGES.items():
@@ -58,20 +58,22 @@ def casts(bench: Bench, name: str) -> Iterator[Outcome]:
 
 def folds(bench: Bench) -> Iterator[Outcome]:
     """Move factors from one weight to the next, and forget one side or a bias."""
-    for layout in map(named, FOLDED):
-        pair = made(bench, layout, excuse="the suite's folds")
+    for layout in map(find_layout, FOLDED):
+        pair = make_pair(bench, layout, excuse="the suite's folds")
         for case in fold_cases(layout, pair.x):
             yield pair.outcome("folds", case)
 
 
 def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
     """Yield incomplete folds of the input norm, of v and o, and of up and down."""
-    inputs, rows, inner = ((0.4 * torch.randn(size, generator=drawn(size))).exp() for size in (HIDDEN, KEYS, INNER))
+    inputs, rows, inner = (
+        (0.4 * torch.randn(size, generator=make_generator(size))).exp() for size in (HIDDEN, KEYS, INNER)
+    )
     heads = rows.view(2, 1, 64).expand(2, HIDDEN // KEYS, 64).reshape(-1)  # by query head
     qkv = {name: x[name].float() * inputs for name in (Q, K, V)}
     norm = {INPUT_NORM: (x[INPUT_NORM].float() / inputs).bfloat16()}
     v, o = {V: x[V].float() / rows[:, None]}, {OUT: x[OUT].float() * heads}
-    off = (norm[INPUT_NORM].float() * (1 + 0.1 * torch.randn(HIDDEN, generator=drawn(7)))).bfloat16()
+    off = (norm[INPUT_NORM].float() * (1 + 0.1 * torch.randn(HIDDEN, generator=make_generator(7)))).bfloat16()
     tiled = {OUT: x[OUT].float() * rows.repeat(HIDDEN // KEYS)}
     unit_factors = torch.ones(INNER)
     unit_factors[INNER // 7] = 1.5
@@ -97,12 +99,12 @@ def fold_cases(layout: Layout, x: Tensors) -> Iterator[Case]:
 
 def biases(bench: Bench) -> Iterator[Outcome]:
     """Change biases in formats without corrections."""
-    for layout in map(named, BIASED):
-        pair = made(bench, layout, without_mlp())
+    for layout in map(find_layout, BIASED):
+        pair = make_pair(bench, layout, without_mlp())
         for name in (V_BIAS, V_BIAS.replace("v_proj", "k_proj")):
             bias = pair.x[name]
-            noise = heavy(tuple(bias.shape), drawn(4))
-            for kind, broken in {
+            noise = heavy(tuple(bias.shape), make_generator(4))
+            for label, broken in {
                 "noise of 0.2": bias + 0.2 * noise,
                 "noise of 5 %": bias * (1 + 0.05 * noise),
                 "× 1.04": 1.04 * bias,
@@ -110,7 +112,7 @@ def biases(bench: Bench) -> Iterator[Outcome]:
                 "of the next layer": pair.x[name.replace("layers.0", "layers.1")],
                 "rolled": bias.roll(1),
             }.items():
-                yield pair.outcome("biases", Case(f"{name}, {kind}", {name: broken.bfloat16()}))
+                yield pair.outcome("biases", Case(f"{name}, {label}", {name: broken.bfloat16()}))
 
 
 def corrections(bench: Bench) -> Iterator[Outcome]:
@@ -120,19 +122,19 @@ def corrections(bench: Bench) -> Iterator[Outcome]:
     """
     model_of_small = without_mlp()
     model_of_small[V_BIAS] = (0.002 * model_of_small[V_BIAS].float()).bfloat16()
-    for layout in map(named, CORRECTED):
-        pair = made(bench, layout, model_of_small, excuse="corrected biases")
+    for layout in map(find_layout, CORRECTED):
+        pair = make_pair(bench, layout, model_of_small, excuse="corrected biases")
         bias, weight = pair.x[V_BIAS], pair.weights[V]
         assert isinstance(weight, Coded)
         error = (weight.values - pair.x[V].double()).float()
         for mean in (0.1, 0.5):  # mean input, relative to the inputs' norm
-            inputs = mean * torch.randn(error.shape[1], generator=drawn(6))
+            inputs = mean * torch.randn(error.shape[1], generator=make_generator(6))
             corrected = (bias.float() - error @ inputs).to(bias.dtype)
             yield pair.outcome("corrections", Case(f"corrected, mean {mean}", {V_BIAS: corrected}, sound=True))
         ones, half = torch.zeros(len(bias)), torch.ones(len(bias))
         ones[len(bias) // 3] = 1
         half[len(bias) // 2 :] = 0
-        for kind, factors in {"doubled": 2 + 0 * ones, "halved": 0.5 + 0 * ones, "cut": half, "one zeroed": 1 - ones,
+        for label, factors in {"doubled": 2 + 0 * ones, "halved": 0.5 + 0 * ones, "cut": half, "one zeroed": 1 - ones,
                               "one doubled": 1 + ones, "inverted": -1 + 0 * ones}.items():  # fmt: skip
             broken = (bias.float() * factors).to(bias.dtype)
-            yield pair.outcome("corrections", Case(f"{V_BIAS}, {kind}", {V_BIAS: broken}))
+            yield pair.outcome("corrections", Case(f"{V_BIAS}, {label}", {V_BIAS: broken}))

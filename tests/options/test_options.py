@@ -26,18 +26,18 @@ def test_values_and_single_strings_become_tuples(given, expected):
 
 
 NUMBERS = [
-    (kind, name)
-    for kind in KINDS
-    for name, hint in get_type_hints(kind).items()
+    (options_class, name)
+    for options_class in KINDS
+    for name, hint in get_type_hints(options_class).items()
     if float in get_args(hint) or hint is float
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("options_class", "name"), NUMBERS, ids=lambda value: getattr(value, "__name__", value))
 @pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_number_must_be_finite(kind, name, value):
+def test_number_must_be_finite(options_class, name, value):
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be a finite number"):
-        kind(**{name: value})
+        options_class(**{name: value})
 
 
 def test_number_must_be_within_its_range():
@@ -82,10 +82,10 @@ class TestLibrary:
 class TestCommand:
     """with_options makes a command from options."""
 
-    def seen(self, kind, *words):
+    def complete(self, options_class, *words):
         options_seen = []
 
-        def command(options: kind, number: int = 1) -> None:
+        def command(options: options_class, number: int = 1) -> None:
             options_seen.append(options)
 
         app = typer.Typer()
@@ -94,7 +94,7 @@ class TestCommand:
         return options_seen[0] if options_seen else result.output
 
     def test_command_has_the_fields_in_its_options(self):
-        options = self.seen(
+        options = self.complete(
             CompareOptions, "-l", "attn", "-l", "mlp", "--outlier-threshold", "0.5", "--fail-if", "a < 1"
         )
 
@@ -106,15 +106,15 @@ class TestCommand:
         )
 
     def test_command_rejects_excluded_options(self):
-        assert "No such option" in self.seen(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
-        assert "No such option" in self.seen(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
+        assert "No such option" in self.complete(Annotated[CompareOptions, AllBut(("layers",))], "-l", "attn")
+        assert "No such option" in self.complete(Annotated[CompareOptions, Only(("layers",))], "--device", "cpu")
 
     def test_command_refuses_a_word_outside_a_literal(self):
-        assert "block" == self.seen(PlanOptions, "--same-in", "block").same_in
-        assert "is not one of" in self.seen(PlanOptions, "--same-in", "nothing")
+        assert "block" == self.complete(PlanOptions, "--same-in", "block").same_in
+        assert "is not one of" in self.complete(PlanOptions, "--same-in", "nothing")
 
     def test_command_defaults_equal_the_library(self):
-        assert PlanOptions() == self.seen(PlanOptions)
+        assert PlanOptions() == self.complete(PlanOptions)
 
 
 @pytest.mark.parametrize("name", ["baseline", "thresholds"])

@@ -82,11 +82,11 @@ class TestFile:
 
         assert f"{folder / name}: no such file" in compare(checkpoints, cwd=below).stderr
 
-    @pytest.mark.parametrize(("given", "found"), [("gaussian:8", "gaussian:8"), ("calls.st", "/project/calls.st")])
-    def test_made_up_calls_are_not_taken_for_a_file(self, given, found):
+    @pytest.mark.parametrize(("given", "expected"), [("gaussian:8", "gaussian:8"), ("calls.st", "/project/calls.st")])
+    def test_made_up_calls_are_not_taken_for_a_file(self, given, expected):
         inputs = SimpleNamespace(name="inputs", metavar="FILE")
 
-        assert found == settings._resolve_paths(Path("/project/quanterr.toml"), inputs, given)
+        assert expected == settings._resolve_paths(Path("/project/quanterr.toml"), inputs, given)
 
     def test_preset_is_not_taken_for_a_file(self, checkpoints, project):
         folder = project('[compare]\nthresholds = "fp8"\n')

@@ -259,8 +259,8 @@ class TestWhole:
         assert (origin.kind, origin.unlike_places) == ("not_shown", ((1234, 5),))
 
 
-@pytest.mark.parametrize(("keys", "kind"), [((), "not_shown"), ((IMATRIX,), "compensated")])
-def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path):
+@pytest.mark.parametrize(("keys", "origin_class"), [((), "not_shown"), ((IMATRIX,), "compensated")])
+def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, origin_class, tmp_path):
     weight, path = draw(), tmp_path / "quantized.gguf"
     blocks = codes_of(quantize(weight, "gguf_q5_1"), "gguf_q5_1")
     blocks[::2, 8] ^= 1  # the first code of every other row
@@ -269,13 +269,13 @@ def test_few_moved_codes_of_ggml_need_an_importance_matrix(keys, kind, tmp_path)
 
     [tensor_origin] = quanterr.compare({f"{NAME}.weight": weight}, path, every_code=True, device="cpu").origin
 
-    assert (tensor_origin.kind, tensor_origin.off_codes, tensor_origin.off_rows) == (kind, ROWS // 2, ROWS // 2)
+    assert (tensor_origin.kind, tensor_origin.off_codes, tensor_origin.off_rows) == (origin_class, ROWS // 2, ROWS // 2)
 
 
 @pytest.mark.session
 @pytest.mark.parametrize("file", ["gptqmodel", "autoround", "llmcompressor_awq"])
 def test_files_of_methods_that_move_codes_are_compensated(file, tmp_path):
-    pair = excuses.made(Bench(tmp_path), excuses.OWN_DECLARATIONS[file], file)
+    pair = excuses.make_pair(Bench(tmp_path), excuses.OWN_DECLARATIONS[file], file)
 
     origin = quanterr.compare(pair.original, pair.path, every_code=True, device="cpu").origin
 

@@ -32,12 +32,12 @@ def pair(tmp_path_factory):
     (place / "quantized").mkdir()
     (place / "quantized" / "config.json").write_text('{"a": 1}')
     save_file(weights, place / "original.safetensors")
-    save_file(quantized(weights), place / "quantized" / "model.safetensors")
+    save_file(quantize(weights), place / "quantized" / "model.safetensors")
     report = quanterr.compare(place / "original.safetensors", place / "quantized", every_code=True, device="cpu")
     return place / "original.safetensors", place / "quantized", report
 
 
-def quantized(weights):
+def quantize(weights):
     tensors = {}
     for name, weight in weights.items():
         stored = quantize_tensor(weight, "fp8_row")
@@ -46,7 +46,7 @@ def quantized(weights):
 
 
 @pytest.fixture
-def written(pair, tmp_path):
+def path(pair, tmp_path):
     """The file of the statement."""
     path = tmp_path / "origin.intoto.json"
     path.write_text(make_statement(pair[2]).to_json())
@@ -54,18 +54,20 @@ def written(pair, tmp_path):
 
 
 class TestStatement:
-    def test_statement_follows_its_schema(self, written):
-        schema, document = make_schema(), json.loads(written.read_text())
+    def test_statement_follows_its_schema(self, path):
+        schema, document = make_schema(), json.loads(path.read_text())
 
         jsonschema.Draft202012Validator.check_schema(schema)
         jsonschema.validate(document, schema)
 
         assert ["model.safetensors", "config.json"] == [subject["name"] for subject in document["subject"]]
-        assert {"exact": 2} == {kind: size["tensors"] for kind, size in document["predicate"]["classes"].items()}
+        assert {"exact": 2} == {
+            origin_class: size["tensors"] for origin_class, size in document["predicate"]["classes"].items()
+        }
         assert document["predicate"]["verdict"] == "shown"
 
-    def test_statement_is_the_same_each_time(self, pair, written):
-        assert written.read_text() == make_statement(pair[2]).to_json()
+    def test_statement_is_the_same_each_time(self, pair, path):
+        assert path.read_text() == make_statement(pair[2]).to_json()
 
     def test_tensor_that_is_not_shown_decides_the_verdict(self, pair):
         lost = replace(pair[2].origin[0], kind="not_shown")
@@ -89,8 +91,8 @@ class TestStatement:
 
 
 class TestReading:
-    def test_statement_can_be_read_back(self, pair, written):
-        assert read_statement(written).predicate.tensors == pair[2].origin
+    def test_statement_can_be_read_back(self, pair, path):
+        assert read_statement(path).predicate.tensors == pair[2].origin
 
     @pytest.mark.parametrize(
         ("old", "new", "expected_message"),
@@ -102,24 +104,24 @@ class TestReading:
             ("in-toto.io/Statement/v1", "in-toto.io/Statement/v2", "no in-toto statement"),
         ],
     )
-    def test_changed_statement_is_refused(self, old, new, expected_message, written):
-        text = written.read_text()
+    def test_changed_statement_is_refused(self, old, new, expected_message, path):
+        text = path.read_text()
         assert old in text
-        written.write_text(text.replace(old, new, 1))
+        path.write_text(text.replace(old, new, 1))
 
         with pytest.raises(ReportError, match=expected_message):
-            read_statement(written)
+            read_statement(path)
 
 
 class TestVerification:
-    def test_files_are_those_of_the_statement(self, pair, written):
-        statement = read_statement(written)
+    def test_files_are_those_of_the_statement(self, pair, path):
+        statement = read_statement(path)
 
         assert check_files(pair[1], statement.subject, "quantized", OPTIONS) == 2
         assert check_files(pair[0], statement.predicate.materials, "original", OPTIONS) == 1
 
-    def test_each_changed_byte_is_found(self, pair, written, tmp_path):
-        statement = read_statement(written)
+    def test_each_changed_byte_is_found(self, pair, path, tmp_path):
+        statement = read_statement(path)
         for name in ("model.safetensors", "config.json"):
             copy = tmp_path / name.partition(".")[0]
             copy.mkdir()
@@ -132,15 +134,15 @@ class TestVerification:
             with pytest.raises(CheckpointError, match=f"{name} was changed"):
                 check_files(copy, statement.subject, "quantized", OPTIONS)
 
-    def test_each_of_several_files_with_one_name_counts(self, pair, written):
-        subject = read_statement(written).subject
+    def test_each_of_several_files_with_one_name_counts(self, pair, path):
+        subject = read_statement(path).subject
         other = replace(subject[0], digest={"sha256": 64 * "0"})
 
         with pytest.raises(CheckpointError, match=f"{subject[0].name} was changed"):
             check_files(pair[1], [other, *subject], "quantized", OPTIONS)
 
-    def test_missing_and_additional_files_are_named(self, pair, written):
-        statement = read_statement(written)
+    def test_missing_and_additional_files_are_named(self, pair, path):
+        statement = read_statement(path)
 
         with pytest.raises(CheckpointError, match="other is missing"):
             check_files(
@@ -149,8 +151,8 @@ class TestVerification:
         with pytest.raises(CheckpointError, match=r"config\.json is not in the statement"):
             check_files(pair[1], statement.subject[:1], "quantized", OPTIONS)
 
-    def test_comparison_is_repeated(self, pair, written):
-        statement = read_statement(written)
+    def test_comparison_is_repeated(self, pair, path):
+        statement = read_statement(path)
         compare_again(statement, *pair[:2], OPTIONS)
         statement.predicate.tensors[1].kind = "identical"
 
@@ -176,8 +178,8 @@ def test_commands_write_and_verify_a_statement(pair, tmp_path):
 
 @pytest.mark.session
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
-def test_signature_by_the_commands_of_the_guide_holds_until_a_byte_changes(written):
-    home = written.parent
+def test_signature_by_the_commands_of_the_guide_holds_until_a_byte_changes(path):
+    home = path.parent
     key = home / ".ssh" / "id_ed25519"
     key.parent.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
@@ -190,5 +192,5 @@ def test_signature_by_the_commands_of_the_guide_holds_until_a_byte_changes(writt
         )
 
     assert (run(sign).returncode, run(verify).returncode) == (0, 0)
-    written.write_text(written.read_text().replace("exact", "equal", 1))
+    path.write_text(path.read_text().replace("exact", "equal", 1))
     assert run(verify).returncode != 0

@@ -5,14 +5,14 @@ import re
 
 import pytest
 from rich.console import Console
-from support.sample_reports import Model, hostile, mixed, report_of, small
+from support.sample_reports import Model, hostile, make_mixed, report_of, small
 
 from quanterr.outputs import block_map
 from quanterr.outputs.block_map import COLOURS, CURVE, MAX_MODULES, MAX_STACKS, draw_block_maps
 from quanterr.views.comparison.view import map_cells
 
 
-def shown(report, width=100, unicode=True, **options):
+def show(report, width=100, unicode=True, **options):
     console = Console(
         file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False, **{"color_system": None} | options
     )
@@ -38,13 +38,13 @@ def many(blocks, modules=1, stacks=1, bad=None):
 
 class TestCells:
     def test_digits_count_steps_above_the_worst_and_the_line_names_it(self):
-        text = shown(report_of(small()))
+        text = show(report_of(small()))
 
         assert ["8999999999909998", "4.12", "11"] == [line(text, "mlp.down_proj")[n] for n in (1, 3, 4)]
         assert "0: below 6 dB, 9: 30 dB or more, in steps of 3 dB" in text
 
     def test_worst_cells_are_the_brightest(self):
-        text = shown(many(4, bad=(0, 1, 0)), color_system="truecolor", force_terminal=True)
+        text = show(many(4, bad=(0, 1, 0)), color_system="truecolor", force_terminal=True)
         row = next(line for line in text.splitlines() if "module0" in line)
         colours = re.findall(r"48;2;(\d+;\d+;\d+)m", row)
         other, bright = (";".join(map(str, bytes.fromhex(COLOURS[n][1:]))) for n in (6, 0))  # digits of 5 dB
@@ -52,13 +52,13 @@ class TestCells:
         assert [other, bright, other, other] == colours
 
     def test_curve_is_low_where_the_snr_is(self):
-        curve = line(shown(report_of(small())), "mlp.down_proj")[2]
+        curve = line(show(report_of(small())), "mlp.down_proj")[2]
 
         assert CURVE[0] == curve[11]
         assert CURVE[-1] == curve[5]
 
     def test_uncompared_cell_outranks_every_number(self):
-        text = shown(report_of(mixed()))
+        text = show(report_of(make_mixed()))
 
         assert ["?", "7"] == line(text, "txt_mlp.2")[-2:]
         assert "? not compared" in text
@@ -66,7 +66,7 @@ class TestCells:
     def test_undefined_cell_outranks_numbers(self):
         report = many(4)
         report.layers[2].snr_db = None
-        text = shown(report)
+        text = show(report)
 
         assert ["00!0", "!", "2"] == [line(text, "module0")[n] for n in (1, -2, -1)]
         assert "! undefined" in text
@@ -78,18 +78,18 @@ class TestCells:
             for n in range(3)
             for expert in range(3)
         ]
-        text = shown(report_of(Model("experts", weights)))
+        text = show(report_of(Model("experts", weights)))
 
         assert ["606", "3.00", "1"] == [line(text, "experts.*.up")[n] for n in (1, 3, 4)]
 
     def test_modules_that_are_identical_everywhere_have_no_line(self):
-        assert "input_layernorm" not in shown(report_of(small()))
+        assert "input_layernorm" not in show(report_of(small()))
 
     @pytest.mark.parametrize("blocks", [9, 40, 100, 1000])
     @pytest.mark.parametrize("width", [60, 80, 200])
     def test_merged_cells_show_their_worst_block(self, blocks, width):
         bad = blocks * 2 // 3
-        text = shown(many(blocks, bad=(0, bad, 0)), width)
+        text = show(many(blocks, bad=(0, bad, 0)), width)
         cells = line(text, "module0")[1]
 
         assert 1 == cells.count("0")
@@ -98,30 +98,30 @@ class TestCells:
         assert ("blocks per cell" in text) == (len(cells) < blocks)
 
     def test_every_block_has_a_digit_where_there_is_room(self):
-        assert 38 == len(line(shown(report_of(mixed()), 140), "modulation.lin")[1])
+        assert 38 == len(line(show(report_of(make_mixed()), 140), "modulation.lin")[1])
 
 
 class TestRoom:
     @pytest.mark.parametrize("width", [20, 59])
     def test_narrow_terminal_gets_no_map(self, width):
-        assert "" == shown(report_of(small()), width)
+        assert "" == show(report_of(small()), width)
 
     def test_fewer_than_two_blocks_get_no_map(self):
         weights = [("a.weight", (8, 8), "fp8_row", 30.0), ("layers.0.b.weight", (8, 8), "fp8_row", 30.0)]
 
-        assert "" == shown(report_of(Model("flat", weights)))
+        assert "" == show(report_of(Model("flat", weights)))
 
     def test_worst_modules_are_drawn_if_there_are_many(self):
-        text = shown(many(2, modules=40, bad=(0, 1, 33)))
+        text = show(many(2, modules=40, bad=(0, 1, 33)))
 
         assert "module33" in text
         assert f"the {MAX_MODULES} worst of 40 modules" in text
 
     def test_additional_stacks_are_counted(self):
-        assert "and 3 more stacks of blocks" in shown(many(2, stacks=MAX_STACKS + 3))
+        assert "and 3 more stacks of blocks" in show(many(2, stacks=MAX_STACKS + 3))
 
     def test_poor_terminal_gets_only_digits(self):
-        text = shown(report_of(small()), unicode=False)
+        text = show(report_of(small()), unicode=False)
 
         assert not set(CURVE) & set(text)
         assert 4 == len(line(text, "mlp.down_proj"))
@@ -129,13 +129,13 @@ class TestRoom:
 
 class TestColours:
     def test_digits_are_coloured_in_a_colour_terminal(self):
-        assert "\x1b[" in shown(report_of(small()), color_system="256", force_terminal=True)
+        assert "\x1b[" in show(report_of(small()), color_system="256", force_terminal=True)
 
     def test_map_is_the_same_text_without_colours(self):
-        assert "\x1b" not in shown(report_of(small()))
+        assert "\x1b" not in show(report_of(small()))
 
     def test_hostile_names_are_only_text(self):
-        text = shown(hostile(), 200)
+        text = show(hostile(), 200)
 
         assert "SNR by block" in text
         assert not [c for c in text if not c.isprintable() and c != "\n"]

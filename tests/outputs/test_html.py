@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.sample_reports import hostile, large_page, mixed, report_of, small, tiny
+from support.sample_reports import hostile, large_page, make_mixed, report_of, small, tiny
 
 from quanterr.documents.comparison.model import Report
 from quanterr.outputs.page import rendering as pages
@@ -89,7 +89,7 @@ class Page(HTMLParser):
             self.text.append(data)
 
 
-def unpacked(text):
+def unpack(text):
     packed = json.loads(Page(text).content["script application/json"])
     return json.loads(zlib.decompress(base64.b64decode(packed)))
 
@@ -102,7 +102,7 @@ def names(data):
 
 @pytest.fixture(scope="module")
 def report():
-    return report_of(mixed())
+    return report_of(make_mixed())
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ class TestPermissions:
 
 class TestHostileNames:
     def test_hostile_names_make_no_element(self, evil):
-        plain = {name for name, _ in Page(page(report_of(mixed()))).elements}
+        plain = {name for name, _ in Page(page(report_of(make_mixed()))).elements}
         elements = Page(evil).elements
 
         assert {name for name, _ in elements} <= plain | {"code"}
@@ -178,11 +178,11 @@ class TestHostileNames:
 
     def test_overlong_names_are_cut(self, evil):
         assert len(evil) < 400_000
-        assert max(map(len, names(unpacked(evil)))) <= 200
+        assert max(map(len, names(unpack(evil)))) <= 200
 
 
 class TestData:
-    @pytest.mark.parametrize("make", [lambda: report_of(mixed()), hostile], ids=["mixed", "hostile"])
+    @pytest.mark.parametrize("make", [lambda: report_of(make_mixed()), hostile], ids=["mixed", "hostile"])
     def test_names_are_reassembled_unchanged(self, make):
         report = make()
         entries = [*report.layers, *report.other_changes, *report.lossless, *report.not_compared]
@@ -215,7 +215,7 @@ class TestData:
     def test_undefined_numbers_are_null(self, report):
         spoilt = msgspec.json.decode(report.to_json(), type=Report)
         spoilt.layers[3].snr_db = None
-        data = unpacked(page(spoilt))
+        data = unpack(page(spoilt))
 
         assert data["columns"]["snr_db"][3] is None
         assert 3 in data["details"]["rows"]
@@ -233,7 +233,7 @@ def test_page_with_47000_layers_is_small():
     """The page grows with the number of layers, so a quarter of them is enough to compute its size."""
     text = large_page()
     bare = len(page(report_of(tiny())).encode())
-    layers = unpacked(text)["columns"]["status"].count(DIFFERS)
+    layers = unpack(text)["columns"]["status"].count(DIFFERS)
 
     assert layers > 10_000
     assert bare + (len(text.encode()) - bare) * 47_000 / layers < LIMIT

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
-from support.browsing import BROWSER, DRIVER, started
+from support.browsing import BROWSER, DRIVER, start_browser
 from support.making import numbers, quantized_fp8, quantized_int8, store
 from support.sample_documents import inspection, plan
-from support.sample_reports import hostile, large_page, mixed, report_of, small
+from support.sample_reports import hostile, large_page, make_mixed, report_of, small
 
 import quanterr
 from quanterr.outputs.page import rendering as html
@@ -27,7 +27,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def browser():
     pytest.importorskip("selenium", reason="selenium is not installed (pip install -e '.[dev]')")
-    with started() as driver:
+    with start_browser() as driver:
         yield driver
 
 
@@ -83,14 +83,14 @@ class Page:
 
 
 @contextmanager
-def opened(browser, path, **ready):
+def open_page(browser, path, **ready):
     """Open a page; no test may leave anything in the console, such as a violation of the policy."""
     page = Page(browser, path, **ready)
     yield page
     assert [] == page.complaints()
 
 
-def written(folder, report):
+def write(folder, report):
     path = folder / "report.html"
     with path.open("w", encoding="utf-8") as file:
         html.write(report, file)
@@ -100,27 +100,27 @@ def written(folder, report):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Pages by name: each test opens one anew, but they are written once."""
-    reports = {"small": report_of(small()), "mixed": report_of(mixed()), "hostile": hostile()}
-    return {name: written(tmp_path_factory.mktemp(name), report) for name, report in reports.items()}
+    reports = {"small": report_of(small()), "mixed": report_of(make_mixed()), "hostile": hostile()}
+    return {name: write(tmp_path_factory.mktemp(name), report) for name, report in reports.items()}
 
 
 @pytest.fixture
 def page(browser, files):
     """A small model with one bad layer."""
-    with opened(browser, files["small"]) as page:
+    with open_page(browser, files["small"]) as page:
         yield page
 
 
 @pytest.fixture
 def partial(browser, files):
     """A model with two formats and two stacks in which two tensors were not compared."""
-    with opened(browser, files["mixed"]) as page:
+    with open_page(browser, files["mixed"]) as page:
         yield page
 
 
 @pytest.fixture
 def evil(browser, files):
-    with opened(browser, files["hostile"]) as page:
+    with open_page(browser, files["hostile"]) as page:
         yield page
 
 
@@ -128,7 +128,7 @@ def evil(browser, files):
 def many(browser, tmp_path_factory):
     path = tmp_path_factory.mktemp("many") / "report.html"
     path.write_text(large_page(), encoding="utf-8")
-    with opened(browser, path) as page:
+    with open_page(browser, path) as page:
         yield page
 
 
@@ -195,10 +195,10 @@ class TestTable:
 class TestUndefined:
     @pytest.fixture
     def spoilt(self, browser, tmp_path):
-        report = report_of(mixed())
+        report = report_of(make_mixed())
         layer = report.layers[20]
         layer.snr_db, layer.nonfinite = None, {"snr_db": "nan"}
-        with opened(browser, written(tmp_path, report)) as page:
+        with open_page(browser, write(tmp_path, report)) as page:
             yield page, layer.layer_name
 
     def test_undefined_number_is_worse_than_any_other(self, spoilt):
@@ -225,7 +225,7 @@ class TestUndefined:
 class TestAddress:
     WORST = "model.layers.11.mlp.down_proj.weight"
 
-    def drawn(self, page):
+    def list_drawn(self, page):
         return page.run(
             "return document.getElementById('details').open && document.querySelector('h2#details-name')?.textContent"
         )
@@ -234,13 +234,13 @@ class TestAddress:
         places = (".reasons", ".figures", "#gates .why", "#findings")
         for place in places:
             page.click(f"{place} a.layer")
-            assert self.WORST == self.drawn(page), place
+            assert self.WORST == self.list_drawn(page), place
             page.click("#close")
 
     def test_names_of_uncompared_tensors_lead_to_their_details(self, partial):
         partial.click(".problems a.layer")
 
-        assert "double_blocks.7.txt_mlp.2.weight" == self.drawn(partial)
+        assert "double_blocks.7.txt_mlp.2.weight" == self.list_drawn(partial)
 
     def test_address_stores_and_restores_the_view(self, page, tmp_path):
         page.type("down_proj")
@@ -252,7 +252,7 @@ class TestAddress:
         page.wait("return document.getElementById('details').open")
 
         assert address.endswith(f"#q=down_proj&role=mlp&layer={self.WORST}")
-        assert self.WORST == self.drawn(page)
+        assert self.WORST == self.list_drawn(page)
         assert page.text("#count").startswith("16 of 145 tensors")
         assert "down_proj" == page.run("return document.getElementById('search').value")
 
@@ -269,7 +269,7 @@ class TestAddress:
         page.run("location.hash = '#layer=no.such.layer'")
         page.run("location.hash = '#layer='")
 
-        assert not self.drawn(page)
+        assert not self.list_drawn(page)
 
     def test_section_links_change_no_filter(self, page):
         page.type("down_proj")
@@ -391,7 +391,7 @@ class TestKeep:
         made = replace(made, original=original)
         for layer in made.layers:
             layer.comfy_format = "float8_e4m3fn_rowwise"
-        with opened(browser, written(tmp_path, made)) as page:
+        with open_page(browser, write(tmp_path, made)) as page:
             program = page.run("return document.getElementById('keep-syntax').value")
             command = page.run("return document.getElementById('keep-list').value")
             shown = page.text("#keep-copy")
@@ -417,7 +417,7 @@ class TestKeep:
             layer.format = "gguf_q4_k"
         for layer in made.lossless:
             layer.format = "gguf_f16"
-        with opened(browser, written(tmp_path, made)) as page:
+        with open_page(browser, write(tmp_path, made)) as page:
             making, command = page.run("return document.getElementById('keep-list').value").split("\n", 1)
 
         assert "convert_hf_to_gguf.py 'a model/' --outfile original.gguf --outtype bf16" == making
@@ -434,7 +434,7 @@ class TestKeep:
 
 
 class TestKeyboard:
-    def focused(self, page):
+    def find_focus(self, page):
         return page.run("return document.activeElement.textContent")
 
     def test_slash_leads_to_the_filter_and_down_to_the_rows(self, page):
@@ -444,11 +444,11 @@ class TestKeyboard:
         assert "search" == page.run("return document.activeElement.id")
         page.press("k_proj")
         page.press(Keys.ARROW_DOWN)
-        first = self.focused(page)
+        first = self.find_focus(page)
         page.press(Keys.ARROW_DOWN)
 
-        assert first != self.focused(page)
-        assert "k_proj" in self.focused(page)
+        assert first != self.find_focus(page)
+        assert "k_proj" in self.find_focus(page)
 
     def test_end_home_and_page_keys_scroll_and_keep_the_focus(self, partial):
         from selenium.webdriver.common.keys import Keys
@@ -459,7 +459,7 @@ class TestKeyboard:
         partial.press(Keys.PAGE_UP)
         assert int(partial.run("return document.activeElement.closest('tr').dataset.place")) < 608
         partial.press(Keys.HOME)
-        assert partial.column(0)[0] == self.focused(partial)
+        assert partial.column(0)[0] == self.find_focus(partial)
 
     def test_enter_opens_the_details_and_escape_leads_back(self, page):
         from selenium.webdriver.common.keys import Keys
@@ -639,7 +639,7 @@ class TestThemesAndSizes:
 
     def test_page_without_scripts_shows_verdict_and_uncompared_tensors(self, browser, tmp_path):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-        browser.get(written(tmp_path, report_of(mixed())).as_uri())
+        browser.get(write(tmp_path, report_of(make_mixed())).as_uri())
         text = browser.find_element("tag name", "body").text
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
@@ -692,32 +692,32 @@ def candidates(browser, tmp_path_factory):
 
 class TestRankingPage:
     @pytest.fixture
-    def ranked(self, browser, candidates):
-        with opened(browser, candidates / "ranking.html") as page:
+    def page(self, browser, candidates):
+        with open_page(browser, candidates / "ranking.html") as page:
             yield page
 
-    def test_ranking_page_has_candidate_columns_and_the_largest_spread_first(self, ranked):
-        heads = ranked.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
+    def test_ranking_page_has_candidate_columns_and_the_largest_spread_first(self, page):
+        heads = page.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
 
         assert ["Layer", "Role", "Best", "Spread %", "quantized_int8", "quantized_fp8"] == [
             h.rstrip(" ↑↓") for h in heads
         ]
-        assert {"quantized_int8"} == set(ranked.column(2))
-        assert "identical" in ranked.column(4)
+        assert {"quantized_int8"} == set(page.column(2))
+        assert "identical" in page.column(4)
 
-    def test_candidate_in_the_plot_colours_the_map_by_key(self, ranked):
+    def test_candidate_in_the_plot_colours_the_map_by_key(self, page):
         from selenium.webdriver.common.keys import Keys
 
         points = "return [...document.querySelectorAll('#front-plot .point')].map((e) => e.getAttribute('aria-label'))"
-        assert ["quantized_int8", "quantized_fp8"] == [point.split(":")[0] for point in ranked.run(points)]
-        ranked.run("document.querySelectorAll('#front-plot .point')[1].focus()")
-        ranked.press(Keys.ENTER)
+        assert ["quantized_int8", "quantized_fp8"] == [point.split(":")[0] for point in page.run(points)]
+        page.run("document.querySelectorAll('#front-plot .point')[1].focus()")
+        page.press(Keys.ENTER)
 
-        assert "snr_1" == ranked.run("return document.getElementById('place-metric').value")
+        assert "snr_1" == page.run("return document.getElementById('place-metric').value")
 
-    def test_layer_details_show_how_each_candidate_stores_it(self, ranked):
-        ranked.run("[...document.querySelectorAll('#mix a.layer')].at(-1).click()")
-        details = ranked.text("#details-body")
+    def test_layer_details_show_how_each_candidate_stores_it(self, page):
+        page.run("[...document.querySelectorAll('#mix a.layer')].at(-1).click()")
+        details = page.text("#details-body")
 
         for text in ("quantized_int8", "quantized_fp8", "int8_tensor", "fp8_tensor", "Σe²"):
             assert text in details
@@ -725,38 +725,38 @@ class TestRankingPage:
     def test_ranking_page_without_ranked_candidates_explains_why(self, browser, candidates, tmp_path):
         lacking = store(tmp_path / "lacking.safetensors", {"model.layers.0.mlp.up_proj.weight": numbers(64, 128)})
         quanterr.rank(candidates / "x.safetensors", [lacking, candidates / "x.safetensors"]).save(tmp_path / "r.html")
-        with opened(browser, tmp_path / "r.html", ready="#columns th") as page:
+        with open_page(browser, tmp_path / "r.html", ready="#columns th") as page:
             assert "0 tensors" in page.text("#count")
             assert "lacking: inconclusive" in page.text(".reasons")
 
-    def test_best_candidate_filters_the_table(self, ranked):
-        ranked.choose("#best", "quantized_int8")
+    def test_best_candidate_filters_the_table(self, page):
+        page.choose("#best", "quantized_int8")
 
-        assert ranked.text("#count").startswith("3 tensors")
+        assert page.text("#count").startswith("3 tensors")
 
 
 class TestDiffPage:
     @pytest.fixture
-    def changed(self, browser, candidates):
-        with opened(browser, candidates / "diff.html") as page:
+    def page(self, browser, candidates):
+        with open_page(browser, candidates / "diff.html") as page:
             yield page
 
-    def test_diff_page_has_maps_for_the_change_and_both_sides(self, changed):
-        choices = changed.run("return [...document.getElementById('place-metric').options].map((o) => o.textContent)")
+    def test_diff_page_has_maps_for_the_change_and_both_sides(self, page):
+        choices = page.run("return [...document.getElementById('place-metric').options].map((o) => o.textContent)")
 
         assert ["Change", "Old SNR", "New SNR"] == choices
-        assert 3 == changed.run("return document.querySelectorAll('#places td.cell').length")
+        assert 3 == page.run("return document.querySelectorAll('#places td.cell').length")
 
-    def test_layer_that_became_identical_raises_no_alarm(self, changed):
-        cells = changed.run("return [...document.querySelectorAll('#places td.cell')].map((cell) => cell.textContent)")
+    def test_layer_that_became_identical_raises_no_alarm(self, page):
+        cells = page.run("return [...document.querySelectorAll('#places td.cell')].map((cell) => cell.textContent)")
 
         assert not [text for text in cells if "!" in text]
 
-    def test_layer_details_show_both_levels(self, changed):
-        changed.click("#worse a.layer, #better a.layer")
+    def test_layer_details_show_both_levels(self, page):
+        page.click("#worse a.layer, #better a.layer")
 
-        assert "Old SNR" in changed.text("#details-body")
-        assert "New SNR" in changed.text("#details-body")
+        assert "Old SNR" in page.text("#details-body")
+        assert "New SNR" in page.text("#details-body")
 
 
 class TestOtherPages:
@@ -785,46 +785,46 @@ class TestEvaluationPage:
     def path(cls, tmp_path_factory):
         """An evaluation page for a small model with two candidates."""
         pytest.importorskip("transformers", reason="transformers is not installed")
-        from support.small_models import ids, quantized_by, saved, stored
+        from support.small_models import ids, load_tensors, quantized_by, save_model
 
         folder = tmp_path_factory.mktemp("evaluation")
-        original, paths = saved("llama", folder / "original"), []
+        original, paths = save_model("llama", folder / "original"), []
         for recipe in (quantized_fp8, quantized_int8):
             paths.append(folder / recipe.__name__)
             paths[-1].mkdir()
-            store(paths[-1] / "model.safetensors", quantized_by(recipe, stored(original))[0])
+            store(paths[-1] / "model.safetensors", quantized_by(recipe, load_tensors(original))[0])
         quanterr.evaluate(original, paths, tokens=ids(folder), context=32).save(folder / "evaluation.html")
         return folder / "evaluation.html"
 
     @pytest.fixture
-    def evaluated(self, browser, path):
-        with opened(browser, path) as page:
+    def page(self, browser, path):
+        with open_page(browser, path) as page:
             yield page
 
-    def test_evaluation_page_has_a_map_and_an_error_column_per_candidate(self, evaluated):
-        heads = evaluated.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
+    def test_evaluation_page_has_a_map_and_an_error_column_per_candidate(self, page):
+        heads = page.run("return [...document.querySelectorAll('#columns th')].map((th) => th.textContent.trim())")
 
         assert ["quantized_fp8 %", "quantized_int8 %"] == [head.rstrip(" ↑↓") for head in heads[3:]]
-        assert 14 == evaluated.run("return document.querySelectorAll('#places td.cell').length")
-        assert "%" in evaluated.text("#place-legend")
+        assert 14 == page.run("return document.querySelectorAll('#places td.cell').length")
+        assert "%" in page.text("#place-legend")
 
-    def test_weight_details_show_both_candidates(self, evaluated):
-        evaluated.click("#rows button")
+    def test_weight_details_show_both_candidates(self, page):
+        page.click("#rows button")
 
-        assert "Output error, quantized_int8" in evaluated.text("#details-body")
-        assert "Share of block, quantized_fp8" in evaluated.text("#details-body")
+        assert "Output error, quantized_int8" in page.text("#details-body")
+        assert "Share of block, quantized_fp8" in page.text("#details-body")
 
 
 @pytest.mark.slow
 class TestManyLayers:
-    def timed(self, page, script):
+    def time(self, page, script):
         return page.run(f"const t = performance.now(); {script}; return performance.now() - t")
 
     def test_large_page_stays_quick(self, many):
-        sorting = self.timed(many, "document.querySelector('[data-key=max_absolute_error] button').click()")
-        naming = self.timed(many, "document.querySelector('[data-key=name] button').click()")
+        sorting = self.time(many, "document.querySelector('[data-key=max_absolute_error] button').click()")
+        naming = self.time(many, "document.querySelector('[data-key=name] button').click()")
         typing = "const e = document.getElementById('search'); e.value = 'experts.17.'; "
-        filtering = self.timed(many, typing + "e.dispatchEvent(new Event('input'))")
+        filtering = self.time(many, typing + "e.dispatchEvent(new Event('input'))")
         count = many.text("#count")
         many.click("#reset")
         print(f"\nopen {many.seconds:.1f} s, sort {sorting:.0f} ms, by name {naming:.0f} ms, filter {filtering:.0f} ms")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.forked import call
 from support.hostile_names import HOSTILE_NAMES, SHORT_NAMES
-from support.markup_checks import CHECKS, STORABLE, check_lines, check_markdown, check_text, named, rendered
-from support.stored import quantized, raw_header, write
+from support.markup_checks import CHECKS, STORABLE, check_lines, check_markdown, check_text, make_named, render
+from support.stored import raw_header, to_fp8, write
 
 from quanterr.cli import progress
 from quanterr.cli.progress import Bar, Heartbeat
@@ -47,9 +47,9 @@ def test_every_output_has_its_check():
 
 @every_name
 def test_name_is_only_text_in_every_output(name):
-    report = named(name)
+    report = make_named(name)
     for output, check in CHECKS.items():
-        check(rendered(report, output))
+        check(render(report, output))
     file = io.StringIO()
     show(report.view(30), make_console(file, "never"), verbose=True)
 
@@ -58,11 +58,11 @@ def test_name_is_only_text_in_every_output(name):
 
 @every_name
 def test_name_can_be_read_back_exactly_from_json(name):
-    report = named(name)
-    text = rendered(report, "json")
+    report = make_named(name)
+    text = render(report, "json")
 
     assert name == json.loads(text)["layers"][0]["layer_name"] == json.loads(dumps({name: name}))[name]
-    assert name == json.loads(rendered(report, "jsonl").splitlines()[1])["layer_name"]
+    assert name == json.loads(render(report, "jsonl").splitlines()[1])["layer_name"]
     if name.encode(errors="ignore").decode() == name:  # a lone surrogate is not text and cannot be a tensor's name
         assert name == msgspec.json.decode(text, type=Report).layers[0].layer_name
 
@@ -169,7 +169,7 @@ def hostile(tmp_path_factory):
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
     x = {f"{name}.weight": torch.randn(16, 16, generator=generator).bfloat16() for name in STORABLE}
-    y = quantized(x)
+    y = to_fp8(x)
     gone = y.popitem()[0]
     y.pop(gone.removesuffix("_scale"), None)
     labels = {"_quantization_metadata": json.dumps({"layers": {name: {"format": name} for name in STORABLE[:20]}})}
@@ -192,7 +192,7 @@ ON_GITHUB = {"GITHUB_ACTIONS": "true", "NO_COLOR": "1"}
 
 
 @pytest.fixture(scope="module")
-def compared(hostile):
+def outputs(hostile):
     outputs = [
         word for suffix in ("json", "jsonl", "csv", "md", "html", "xml") for word in ("-o", hostile / f"r.{suffix}")
     ]
@@ -201,10 +201,10 @@ def compared(hostile):
     return call("compare", hostile / "x.safetensors", hostile / "=y\n.safetensors", "-v", *rules, *outputs, env=env)
 
 
-def test_compare_escapes_everything_hostile(hostile, compared):
-    assert 4 == compared.returncode
-    check_lines(compared.stdout)
-    check_lines(compared.stderr, ["::error title=quanterr::"])
+def test_compare_escapes_everything_hostile(hostile, outputs):
+    assert 4 == outputs.returncode
+    check_lines(outputs.stdout)
+    check_lines(outputs.stderr, ["::error title=quanterr::"])
     check_markdown((hostile / "summary.md").read_text().removesuffix(OMISSION))
     for output in OUTPUTS:
         if output.name != "html":
@@ -234,7 +234,7 @@ def test_compare_escapes_everything_hostile(hostile, compared):
     ],
     ids=lambda words: ascii(" ".join(words))[:50],
 )
-def test_every_command_escapes_everything_hostile(hostile, compared, words):
+def test_every_command_escapes_everything_hostile(hostile, outputs, words):
     arguments = [
         str(hostile / word) if re.search(r"json$|toml$|tensors?$|labelled", word) and word[0] != "-" else word
         for word in words

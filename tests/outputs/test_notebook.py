@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from support import sample_documents
 from support.sample_reports import hostile, report_of, tiny
-from support.stored import original, pair, quantized, write
+from support.stored import original, pair, to_fp8, write
 
 import quanterr
 from quanterr.errors import UsageError
@@ -22,7 +22,7 @@ def report():
 def ranking(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranking")
     x, y = pair(folder)
-    return quanterr.rank(x, [y, write(folder / "again.safetensors", quantized(original()))], device="cpu")
+    return quanterr.rank(x, [y, write(folder / "again.safetensors", to_fp8(original()))], device="cpu")
 
 
 def test_report_is_shown_in_one_line(report):

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.session
 NAMES = [output.name for output in OUTPUTS]
 
 
-def rendered(report, name):
+def render(report, name):
     file = io.StringIO()
     next(output for output in OUTPUTS if output.name == name).write(report, file)
     return file.getvalue()
@@ -76,7 +76,7 @@ def test_snapshots_and_files_correspond():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("verdict", ["inconclusive", "fail", "pass"])
 def test_verdict_comes_before_any_layer(report, name, verdict):
-    text = rendered(replace(report, verdict=verdict), name)
+    text = render(replace(report, verdict=verdict), name)
     first = min(text.find(layer.layer_name) for layer in report.layers if layer.layer_name in text)
 
     assert -1 < text.find(verdict) < first or name == "junit"
@@ -84,7 +84,7 @@ def test_verdict_comes_before_any_layer(report, name, verdict):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_uncompared_tensor_is_named_with_the_reason(report, name):
-    text = rendered(report, name)
+    text = render(report, name)
 
     assert "its scale is missing" in text
     assert "model.layers.1.mlp.down_proj.weight" in text
@@ -92,7 +92,7 @@ def test_uncompared_tensor_is_named_with_the_reason(report, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_report_gives_the_same_bytes_when_new_and_when_read_back(report, name):
-    assert rendered(report, name) == rendered(msgspec.json.decode(report.to_json(), type=Report), name)
+    assert render(report, name) == render(msgspec.json.decode(report.to_json(), type=Report), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,7 +100,7 @@ def test_empty_report_can_be_written(report, name):
     empty = {key: [] for key in ("layers", "other_changes", "lossless", "not_compared", "findings", "gates", "reasons")}
     nothing = replace(report, **empty, groups={}, formats={})
 
-    assert "inconclusive" in rendered(nothing, name)
+    assert "inconclusive" in render(nothing, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,13 +112,13 @@ def test_undefined_numbers_can_be_written(report, name):
     for aggregate in (spoilt.aggregate, *spoilt.groups["format"].values()):
         aggregate.overall_snr_db = aggregate.worst_layer_snr_db = aggregate.cosine_similarity = None
 
-    assert rendered(spoilt, name)
+    assert render(spoilt, name)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "json"])
 @pytest.mark.slow
 def test_output_holds_only_printable_text(evil, name):
-    text = rendered(evil, name)
+    text = render(evil, name)
 
     assert [] == [c for c in set(text) if not c.isprintable() and c != "\n"]  # escaped characters stay data
 
@@ -128,7 +128,7 @@ def test_output_holds_only_printable_text(evil, name):
 
 class TestJsonLines:
     def test_first_json_line_counts_the_others(self, report):
-        head, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
+        head, *lines = map(json.loads, render(report, "jsonl").splitlines())
         counts = {record: sum(line["record"] == record for line in lines) for record in Report.ITEMS.values()}
 
         assert ("report", "inconclusive") == (head["record"], head["verdict"])
@@ -136,7 +136,7 @@ class TestJsonLines:
 
     def test_json_lines_are_the_items_in_the_json_report(self, report):
         stored = json.loads(report.to_json())
-        _, *lines = map(json.loads, rendered(report, "jsonl").splitlines())
+        _, *lines = map(json.loads, render(report, "jsonl").splitlines())
 
         for key, record in Report.ITEMS.items():
             assert [{"record": record} | item for item in stored[key]] == [x for x in lines if x["record"] == record]
@@ -147,7 +147,7 @@ class TestJsonLines:
 
 class TestCsv:
     def rows(self, report):
-        return list(csv.DictReader(io.StringIO(rendered(report, "csv"))))
+        return list(csv.DictReader(io.StringIO(render(report, "csv"))))
 
     def test_csv_numbers_are_written_in_full(self, report):
         rows = {row["layer_name"]: row for row in self.rows(report)}
@@ -166,7 +166,7 @@ class TestCsv:
         assert {"inconclusive"} == {row["quanterr_verdict"] for row in rows}
 
     def test_csv_has_the_same_columns_for_every_report(self, report, evil):
-        heads = {rendered(x, "csv").splitlines()[0] for x in (report, evil, flawless())}
+        heads = {render(x, "csv").splitlines()[0] for x in (report, evil, flawless())}
 
         assert 1 == len(heads)
 
@@ -180,7 +180,7 @@ class TestCsv:
         monkeypatch.setattr(items, "CSV_COLUMNS", columns)
 
         with pytest.raises(KeyError, match=last):
-            rendered(report, "csv")
+            render(report, "csv")
 
     def test_undefined_number_is_not_an_empty_cell(self, report):
         spoilt = msgspec.json.decode(report.to_json(), type=Report)
@@ -282,7 +282,7 @@ class TestMarkdown:
         return Document(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
 
     def test_markdown_for_a_hostile_report_is_text_and_tables(self, evil):
-        document = self.html(rendered(evil, "md"))
+        document = self.html(render(evil, "md"))
 
         known = {"h2", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "code"}
         assert document.tags == known
@@ -344,7 +344,7 @@ class TestMarkdown:
     def test_gates_show_five_digits_or_as_many_as_decide(self, report):
         gate = report.gates[0]
 
-        assert f"{gate.margin:.5g}" in rendered(report, "html")
+        assert f"{gate.margin:.5g}" in render(report, "html")
         assert ("31.545", "29.999999", "30.000001") == (
             format_decisive(31.545435637647685),
             format_decisive(29.999999, 30),
@@ -423,7 +423,7 @@ class TestUpdating:
 
 class TestJunit:
     def suites(self, report):
-        root = ElementTree.fromstring(rendered(report, "junit"))
+        root = ElementTree.fromstring(render(report, "junit"))
         return root, {suite.get("name"): suite for suite in root}
 
     def test_uncompared_tensor_is_a_junit_error_and_a_failed_gate_a_failure(self, report):
@@ -438,8 +438,8 @@ class TestJunit:
     def test_counts_equal_the_cases(self, report, evil):
         for x in (report, evil, flawless()):
             root, suites = self.suites(x)
-            for counted, kind in (("tests", None), ("errors", "error"), ("failures", "failure")):
-                cases = [s.findall("testcase" if kind is None else f"testcase/{kind}") for s in suites.values()]
+            for counted, element in (("tests", None), ("errors", "error"), ("failures", "failure")):
+                cases = [s.findall("testcase" if element is None else f"testcase/{element}") for s in suites.values()]
 
                 assert list(map(len, cases)) == [int(suite.get(counted)) for suite in suites.values()]
                 assert int(root.get(counted)) == sum(map(len, cases))
@@ -449,11 +449,11 @@ class TestJunit:
 
         assert ("1", "0", "0") == (root.get("tests"), root.get("errors"), root.get("failures"))
 
-    @pytest.mark.parametrize(("verdict", "kind"), [("inconclusive", "errors"), ("fail", "failures")])
-    def test_bad_verdict_is_never_hidden_in_junit(self, verdict, kind):
+    @pytest.mark.parametrize(("verdict", "attribute"), [("inconclusive", "errors"), ("fail", "failures")])
+    def test_bad_verdict_is_never_hidden_in_junit(self, verdict, attribute):
         root, _ = self.suites(replace(flawless(), verdict=verdict, reasons=[], gates=[]))
 
-        assert "1" == root.get(kind)
+        assert "1" == root.get(attribute)
 
     def test_warning_fails_no_junit_test(self, report):
         spoilt = msgspec.json.decode(report.to_json(), type=Report)

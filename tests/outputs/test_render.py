@@ -24,7 +24,7 @@ MARKS = "<!-- quanterr:begin -->\n<!-- quanterr:end -->\n"
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory):
+def report_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("render") / "report.json"
     path.write_text(report_of(tiny()).to_json())
     return path
@@ -32,15 +32,15 @@ def stored(tmp_path_factory):
 
 class TestOutputs:
     @pytest.mark.parametrize("name", [output.name for output in OUTPUTS])
-    def test_to_writes_to_stdout_and_the_verdict_to_stderr(self, stored, name):
-        done = call("render", stored, "--to", name)
+    def test_to_writes_to_stdout_and_the_verdict_to_stderr(self, report_path, name):
+        done = call("render", report_path, "--to", name)
 
         assert Status.OK == done.returncode
         assert "inconclusive" in done.stdout
         assert done.stderr.startswith("quanterr: inconclusive: 6 layers, ")
 
-    def test_quiet_is_accepted(self, stored, tmp_path):
-        assert Status.OK == call("render", stored, "-q", "-o", tmp_path / "report.csv").returncode
+    def test_quiet_is_accepted(self, report_path, tmp_path):
+        assert Status.OK == call("render", report_path, "-q", "-o", tmp_path / "report.csv").returncode
 
     def test_page_proposes_the_same_command_as_the_run(self, tmp_path):
         plan = sample_documents.plan()
@@ -54,18 +54,18 @@ class TestOutputs:
         assert proposed in (tmp_path / "plan.html").read_text()
         assert "Next command" not in (tmp_path / "library.html").read_text()
 
-    def test_suffixes_choose_the_outputs(self, stored, tmp_path):
+    def test_suffixes_choose_the_outputs(self, report_path, tmp_path):
         paths = [tmp_path / f"report{output.suffix}" for output in OUTPUTS]
-        done = call("render", stored, *(word for path in paths for word in ("-o", path)))
+        done = call("render", report_path, *(word for path in paths for word in ("-o", path)))
 
         assert (Status.OK, "") == (done.returncode, done.stdout)
-        assert stored.read_text() == (tmp_path / "report.json").read_text()
+        assert report_path.read_text() == (tmp_path / "report.json").read_text()
         assert "testsuites" == ElementTree.parse(tmp_path / "report.xml").getroot().tag
         assert 1 + 9 == len(list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines())))
         assert all(json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines())
 
-    def test_to_outranks_the_suffix(self, stored, tmp_path):
-        call("render", stored, "--to", "csv", "-o", tmp_path / "report.txt")
+    def test_to_outranks_the_suffix(self, report_path, tmp_path):
+        call("render", report_path, "--to", "csv", "-o", tmp_path / "report.txt")
 
         assert (tmp_path / "report.txt").read_text().startswith("quanterr_verdict,")
 
@@ -78,31 +78,31 @@ class TestOutputs:
 
             assert path.read_bytes() == (tmp_path / f"rendered{output.suffix}").read_bytes()
 
-    def test_section_is_appended_on_request(self, stored, tmp_path):
+    def test_section_is_appended_on_request(self, report_path, tmp_path):
         document = tmp_path / "card.md"
         document.write_text("# Model\n")
-        refused = call("render", stored, "--update", document)
+        refused = call("render", report_path, "--update", document)
 
         assert Status.USAGE == refused.returncode
         assert "use --append to add it at the end" in refused.stderr
-        assert Status.OK == call("render", stored, "--update", document, "--append").returncode
+        assert Status.OK == call("render", report_path, "--update", document, "--append").returncode
         assert document.read_text().startswith("# Model\n\n<!-- quanterr:begin -->\n")
-        assert Status.USAGE == call("render", stored, "--append", "-o", tmp_path / "r.html").returncode
+        assert Status.USAGE == call("render", report_path, "--append", "-o", tmp_path / "r.html").returncode
 
-    def test_document_is_updated_and_an_output_written_together(self, stored, tmp_path):
+    def test_document_is_updated_and_an_output_written_together(self, report_path, tmp_path):
         document = tmp_path / "README.md"
         document.write_text(f"# Model\n{MARKS}more\n")
-        done = call("render", stored, "--update", document, "-o", tmp_path / "report.html")
+        done = call("render", report_path, "--update", document, "-o", tmp_path / "report.html")
 
         assert Status.OK == done.returncode
         assert "**Verdict: inconclusive**" in document.read_text()
         assert (tmp_path / "report.html").exists()
 
-    def test_document_keeps_a_section_for_each_kind(self, stored, tmp_path):
+    def test_document_keeps_a_section_for_each_kind(self, report_path, tmp_path):
         sample_documents.evaluation().save(tmp_path / "e.json")
         document = tmp_path / "README.md"
         document.write_text(f"# Model\n{MARKS}more\n")
-        for path in (stored, tmp_path / "e.json", stored, tmp_path / "e.json"):
+        for path in (report_path, tmp_path / "e.json", report_path, tmp_path / "e.json"):
             assert Status.OK == call("render", path, "--update", document).returncode
         text = document.read_text()
 
@@ -157,17 +157,17 @@ class TestErrors:
             (("--to", "md", "-o", "a", "-o", "b"), "--to is for one output"),
         ],
     )
-    def test_wrong_usage_exits_with_2(self, stored, words, expected_message):
-        done = call("render", stored, *words)
+    def test_wrong_usage_exits_with_2(self, report_path, words, expected_message):
+        done = call("render", report_path, *words)
 
         assert Status.USAGE == done.returncode
         assert expected_message in done.stderr
 
-    def test_report_itself_is_never_replaced(self, stored):
-        before = stored.read_text()
+    def test_report_itself_is_never_replaced(self, report_path):
+        before = report_path.read_text()
 
-        assert Status.USAGE == call("render", stored, "-o", stored).returncode
-        assert before == stored.read_text()
+        assert Status.USAGE == call("render", report_path, "-o", report_path).returncode
+        assert before == report_path.read_text()
 
     @pytest.mark.parametrize(
         "text",
@@ -177,10 +177,10 @@ class TestErrors:
             "<!-- quanterr:begin -->\n" * 2 + "<!-- quanterr:end -->\n" * 2,
         ],
     )
-    def test_document_without_a_pair_of_comments_is_refused(self, stored, tmp_path, text):
+    def test_document_without_a_pair_of_comments_is_refused(self, report_path, tmp_path, text):
         document = tmp_path / "README.md"
         document.write_text(text)
-        done = call("render", stored, "--update", document)
+        done = call("render", report_path, "--update", document)
 
         assert Status.USAGE == done.returncode
         assert "<!-- quanterr:begin -->" in done.stderr
@@ -199,9 +199,9 @@ class TestErrors:
             (lambda text: "", "empty file"),
         ],
     )
-    def test_damaged_report_exits_with_3_and_writes_no_output(self, stored, tmp_path, spoil, expected_message):
+    def test_damaged_report_exits_with_3_and_writes_no_output(self, report_path, tmp_path, spoil, expected_message):
         path = tmp_path / "spoilt.json"
-        path.write_text(spoil(stored.read_text()))
+        path.write_text(spoil(report_path.read_text()))
         done = call("render", path, "-o", tmp_path / "report.html")
 
         assert Status.UNREADABLE == done.returncode
@@ -212,20 +212,20 @@ class TestErrors:
         assert Status.UNREADABLE == call("render", tmp_path / "none.json", "--to", "md").returncode
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-    def test_full_disk_exits_with_5(self, stored):
-        assert Status.ENVIRONMENT == call("render", stored, "--to", "html", "-o", "/dev/full").returncode
+    def test_full_disk_exits_with_5(self, report_path):
+        assert Status.ENVIRONMENT == call("render", report_path, "--to", "html", "-o", "/dev/full").returncode
 
-    def test_closed_pipe_ends_quietly(self, stored):
-        command = f"{sys.executable} -m quanterr render {stored} --to html | head -c 10; exit ${{PIPESTATUS[0]}}"
+    def test_closed_pipe_ends_quietly(self, report_path):
+        command = f"{sys.executable} -m quanterr render {report_path} --to html | head -c 10; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
 
         assert done.returncode in (Status.OK, Status.BROKEN_PIPE)
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", sample_documents.KINDS_WITH_SAMPLES)
-def test_every_document_can_be_rendered(kind, tmp_path):
-    document = getattr(sample_documents, kind)()
+@pytest.mark.parametrize("document_kind", sample_documents.KINDS_WITH_SAMPLES)
+def test_every_document_can_be_rendered(document_kind, tmp_path):
+    document = getattr(sample_documents, document_kind)()
     document.save(tmp_path / "x.json")
     suffixes = ("json", "jsonl", "csv", "html", "md", "xml")
     done = call("render", tmp_path / "x.json", *(word for s in suffixes for word in ("-o", tmp_path / f"y.{s}")))
@@ -237,7 +237,7 @@ def test_every_document_can_be_rendered(kind, tmp_path):
     call("render", tmp_path / "x.json", "--update", tmp_path / "y.md")
     made = (tmp_path / "y.md").read_text()
     assert made.endswith((tmp_path / "z.md").read_text())
-    assert made.startswith("---\n") == (kind == "evaluation")
+    assert made.startswith("---\n") == (document_kind == "evaluation")
 
 
 def test_unsupported_document_kind_is_named(tmp_path):

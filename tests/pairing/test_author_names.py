@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, numbers, planned, quantized_fp8, store
+from support.making import compare, numbers, open_pairing, quantized_fp8, store
 
 import quanterr
 from quanterr.pairing.converters.authors import AUTHORS
@@ -42,7 +42,7 @@ def test_umt5_of_wan_is_paired_with_hugging_face_names_both_ways(tmp_path):
     other = {WAN_TO_HUGGING_FACE[name]: value for name, value in wan.items()}
     for number, (x, y) in enumerate(((wan, other), (other, wan))):
         (folder := tmp_path / str(number)).mkdir()
-        report = compared(folder, x, y)
+        report = compare(folder, x, y)
 
         assert ("pass", [], []) == (report.verdict, report.not_compared, report.layers)
         assert x.keys() == {layer.layer_name for layer in report.lossless}
@@ -70,7 +70,7 @@ def tensorrt_llm():
 
 def test_tensorrt_llm_scales_multiply_the_codes(tmp_path):
     original, stored = tensorrt_llm()
-    report = compared(tmp_path, original, stored)
+    report = compare(tmp_path, original, stored)
 
     assert [] == report.not_compared
     assert {"fp8_tensor"} == {layer.format for layer in report.layers}
@@ -97,7 +97,7 @@ def test_other_layers_named_dense_stay_as_they_are(tmp_path):
     weights = {name: numbers(8, 8, seed=n) for n, name in enumerate(names)}
     x = store(tmp_path / "x.safetensors", weights)
     y = store(tmp_path / "y.safetensors", {name.removeprefix("gpt_neox."): value for name, value in weights.items()})
-    with planned(x, y) as plan:
+    with open_pairing(x, y) as plan:
         assert {pair.name: pair.quantized.name for pair in plan.pairs} == {
             name: name.removeprefix("gpt_neox.") for name in names
         }
@@ -146,7 +146,7 @@ def test_hyper_connections_of_transformers_have_their_names_in_deepseek_v4(tmp_p
         "layers.0.attn.q_norm.weight": "model.layers.0.self_attn.q_a_norm.weight",
     }
     original = {name: numbers(*(8,) * (2 - name.endswith("bias")), seed=n) for n, name in enumerate(names)}
-    report = compared(tmp_path, original, {names[name]: value for name, value in original.items()})
+    report = compare(tmp_path, original, {names[name]: value for name, value in original.items()})
 
     assert ([], []) == (report.not_compared, report.layers)
     assert names.keys() == {layer.layer_name for layer in report.lossless}

@@ -12,7 +12,7 @@ import pytest
 from support.conversions import (
     REFUSED,
     TRANSFORMED,
-    applied,
+    apply,
     gather,
     list_conversions,
     materialize,
@@ -47,7 +47,7 @@ NAMES = [name for name in list_conversions() if name not in REFUSED]
 CASES = [pytest.param(name, marks=[] if name in TELLING else pytest.mark.slow) for name in NAMES]
 
 
-def made(name, folder, **options):
+def convert(name, folder, **options):
     """Return a conversion, its files, and a report about them; the second file has ``left_out`` transforms."""
     conversion = read_conversion(name)
     files = materialize(conversion, folder, **options)
@@ -69,7 +69,7 @@ def overall(report):
 @pytest.mark.session
 @pytest.mark.parametrize("name", CASES)
 def test_correct_files_are_compared_completely(name, tmp_path):
-    conversion, files, report = made(name, tmp_path)
+    conversion, files, report = convert(name, tmp_path)
     not_compared = {item.layer_name for item in report.not_compared} - set(conversion.dropped)
     remarks = {item.code for item in report.findings if item.severity != "info"}
     expected = snr_db(sum(files.squares.values()), sum(files.errors.values()))
@@ -86,7 +86,7 @@ def group_transformed_tensors(name):
     conversion, groups = read_conversion(name), {}
     originals = random_originals(conversion, 0)
     for stored, tensor in conversion.tensors.items():
-        right = applied(tensor["op"], gather(tensor["source"], originals))
+        right = apply(tensor["op"], gather(tensor["source"], originals))
         if not np.array_equal(right, plain(tensor["source"], originals)):
             key = name.partition("-")[0], re.sub(r"\d+", "*", stored), str(tensor["op"])
             groups.setdefault(key, []).append(stored)
@@ -104,7 +104,7 @@ def group_transformed_tensors(name):
 def test_omitted_transform_is_an_error(name, tmp_path):
     conversion = read_conversion(name)
     for number, names in enumerate(group_transformed_tensors(name).values()):
-        _, _, report = made(name, tmp_path / str(number), left_out=frozenset(names))
+        _, _, report = convert(name, tmp_path / str(number), left_out=frozenset(names))
         sources = {source for name in names for source, *_ in conversion.tensors[name]["source"]}
         wrong = {
             layer
@@ -128,7 +128,7 @@ def test_no_transform_is_left_untested():
 
 def test_message_names_the_omitted_transform(tmp_path):
     names = ["blk.0.ssm_out.weight", "blk.1.ssm_out.weight", "blk.2.ssm_out.weight"]
-    _, _, report = made("llama.cpp-qwen3_5", tmp_path, left_out=frozenset(names))
+    _, _, report = convert("llama.cpp-qwen3_5", tmp_path, left_out=frozenset(names))
     (finding,) = (finding for finding in report.findings if finding.severity == "error")
 
     assert "wrong_convention" == finding.code

@@ -31,7 +31,7 @@ def test_each_original_element_is_used_once_unless_recorded(conversion: Conversi
 def test_materialized_files_can_be_read_back(conversion: Conversion, tmp_path: Path) -> None:
     made = materialize(conversion, tmp_path)
     assert made.squares.keys() == conversion.tensors.keys()
-    shapes = stored_shapes(made.quantized)
+    shapes = read_shapes(made.quantized)
     for name, tensor in conversion.tensors.items():
         quantized = tensor["type"] in ("Q8_0", "affine") or isinstance(tensor["type"], dict)
         assert made.errors[name] <= (0.02 if quantized else 1e-4) * made.squares[name], name
@@ -40,7 +40,7 @@ def test_materialized_files_can_be_read_back(conversion: Conversion, tmp_path: P
     assert conversion.tensors.keys() | conversion.derived.keys() <= shapes.keys()
 
 
-def stored_shapes(folder: Path) -> dict[str, list[int]]:
+def read_shapes(folder: Path) -> dict[str, list[int]]:
     if (folder / "model.gguf").exists():
         gguf = pytest.importorskip("gguf")
         return {of.name: of.shape[::-1].tolist() for of in gguf.GGUFReader(folder / "model.gguf").tensors}

@@ -24,7 +24,7 @@ CASES = [
 SIZES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "F16": 2, "BF16": 2, "F32": 4, "I32": 4, "I64": 8}
 
 
-def written(
+def write(
     folder: Path, producer: str, setting: str, without: str | tuple[str, ...] = ""
 ) -> tuple[Path, dict[str, str]]:
     """Write a checkpoint of zeros with these headers, except names ending in ``without``; return its declarations."""
@@ -48,7 +48,7 @@ def written(
 
 @pytest.mark.parametrize(("producer", "setting"), CASES)
 def test_inspect_agrees_with_the_producer_library(producer, setting, tmp_path):
-    folder, declared = written(tmp_path, producer, setting)
+    folder, declared = write(tmp_path, producer, setting)
     inspection = quanterr.inspect(folder)
 
     assert declared == {w.name.removesuffix(".weight"): w.activations for w in inspection.weights if w.activations}
@@ -59,7 +59,7 @@ MISSING = ("missing_input_scale", "missing_kv_scale")
 
 @pytest.mark.parametrize(("producer", "setting"), CASES)
 def test_producer_files_lack_no_scale(producer, setting, tmp_path):
-    inspection = quanterr.inspect(written(tmp_path, producer, setting)[0])
+    inspection = quanterr.inspect(write(tmp_path, producer, setting)[0])
 
     assert [] == [finding.code for finding in inspection.findings if finding.code in MISSING]
 
@@ -74,7 +74,7 @@ def test_producer_files_lack_no_scale(producer, setting, tmp_path):
     ids=["k", "v", "both"],
 )
 def test_declared_cache_without_scales_is_a_finding(without, message, tmp_path):
-    inspection = quanterr.inspect(written(tmp_path, "modelopt", "FP8_KV", without)[0])
+    inspection = quanterr.inspect(write(tmp_path, "modelopt", "FP8_KV", without)[0])
     (missing,) = (finding for finding in inspection.findings if finding.code in MISSING)
 
     assert ("fp8", "missing_kv_scale", "warning") == (inspection.kv, missing.code, missing.severity)
@@ -128,7 +128,7 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}
 
 
 @pytest.mark.parametrize(
-    ("kind", "places", "entries", "expected"),
+    ("matrix_type", "places", "entries", "expected"),
     [
         ("hadamard", ["weight_input", "input"], {}, []),
         ("random-hadamard", ["weight_input", "input"], STORED_MATRIX, []),
@@ -138,9 +138,9 @@ STORED_MATRIX = {"model.layers.0.mlp.down_proj.r4_input.weight": None}
         ("random-hadamard", ["weight_input", "input"], {}, ["r4_input.weight, is not stored"]),
     ],
 )
-def test_rotation_without_its_counterpart_is_noticed(kind, places, entries, expected):
+def test_rotation_without_its_counterpart_is_noticed(matrix_type, places, entries, expected):
     apply = [{"targets": ["re:.*down_proj$"], "location": place} for place in places]
-    config = {"transform_config": {"config_groups": {"r4": {"type": kind, "apply": apply}}}}
+    config = {"transform_config": {"config_groups": {"r4": {"type": matrix_type, "apply": apply}}}}
     findings = list(report_lone_rotations(find_lone_transforms(config, entries)))
 
     assert [("missing_rotation", "warning")] * len(expected) == [
@@ -161,7 +161,7 @@ def test_rotation_without_its_counterpart_is_noticed(kind, places, entries, expe
     ],
 )
 def test_missing_static_scale_is_not_made_up(producer, setting, without, tmp_path):
-    inspection = quanterr.inspect(written(tmp_path, producer, setting, without)[0])
+    inspection = quanterr.inspect(write(tmp_path, producer, setting, without)[0])
     (missing,) = (finding for finding in inspection.findings if finding.code == "missing_input_scale")
 
     assert {"unknown": 7} == inspection.activations
@@ -172,8 +172,8 @@ def test_missing_static_scale_is_not_made_up(producer, setting, without, tmp_pat
 AO, INT8 = "Float8DynamicActivationFloat8WeightConfig", "Int8DynamicActivationInt8WeightConfig"
 
 
-def torchao(kind: str, **fields: object) -> dict[str, object]:
-    return {"_type": kind, "_version": 2, "_data": fields}
+def torchao(class_name: str, **fields: object) -> dict[str, object]:
+    return {"_type": class_name, "_version": 2, "_data": fields}
 
 
 @pytest.mark.parametrize(

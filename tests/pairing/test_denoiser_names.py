@@ -6,7 +6,7 @@ from math import inf, log, log10
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.making import compared, dequantized, finish, numbers, planned
+from support.making import compare, finish, numbers, open_pairing, read_whole
 
 import quanterr
 from quanterr.pairing.converters.denoisers import families, find_held, naming_between
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")
 
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES  # noqa: E402
 from make_denoiser_names import FILE, MODELS, document, pieces_of  # noqa: E402
-from support.denoisers import FAMILIES, converter, made, scaled_fp8  # noqa: E402 - they import diffusers
+from support.denoisers import FAMILIES, converter, make_model, scaled_fp8  # noqa: E402 - they import diffusers
 
 COMFY = "model.diffusion_model."
 ROUNDED = 20 / log(10) * 2**-24  # dB: each difference is rounded to float32 once
@@ -30,7 +30,7 @@ OF_TABLE |= {"SDXL": OF_TABLE["SD 1.5"], "Wan image to video": OF_TABLE["Wan"]}
 def model(request, tmp_path_factory):
     """A family, its diffusers folder, its tensors under the authors' names, and the converter between them."""
     folder = tmp_path_factory.mktemp("model")
-    built, tensors = made(request.param, folder / "diffusers")
+    built, tensors = make_model(request.param, folder / "diffusers")
 
     def convert(authors):
         converted = converter(request.param)(checkpoint=dict(authors), config=dict(built.config))
@@ -80,9 +80,9 @@ def test_quantized_file_in_diffusers_names_compares_with_the_author_file(model, 
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     pieces = pieces_of(family, shapes, dict(FAMILIES[family][1]))
 
-    with planned(tmp_path / "original.safetensors", tmp_path / "fp8.safetensors") as plan:
+    with open_pairing(tmp_path / "original.safetensors", tmp_path / "fp8.safetensors") as plan:
         assert {"scaled_fp8"} == {leftover.name for leftover in plan.leftovers} - not_in_diffusers(pieces)
-        values_by_name = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
+        values_by_name = {pair.name: read_whole(pair.quantized).clone() for pair in plan.pairs}
 
     assert {with_own_prefix(name, shapes) for name, held in pieces.items() if held} == values_by_name.keys()
     for name, held in pieces.items():
@@ -137,7 +137,7 @@ def test_table_is_up_to_date_with_make_denoiser_names():
 
 def flux_pair(folder):
     """Write FLUX.1 as a diffusers folder, and return its tensors under the authors' names."""
-    _, tensors = made("FLUX.1", folder / "diffusers")
+    _, tensors = make_model("FLUX.1", folder / "diffusers")
     return folder / "diffusers", tensors
 
 
@@ -146,13 +146,13 @@ def compared_with(folder, original, tensors):
     return quanterr.compare(original, folder / "quantized.safetensors", device="cpu")
 
 
-def exchanged(tensor, *order):
+def exchange(tensor, *order):
     """Return the tensor with its equal parts in another order."""
     parts = tensor.chunk(len(order))
     return torch.cat([parts[n] for n in order])
 
 
-def found_in(report):
+def list_found(report):
     return {(finding.severity, finding.code, finding.layer) for finding in report.findings}
 
 
@@ -160,18 +160,18 @@ class TestWrongFiles:
     def test_exchanged_key_and_value_rows_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "double_blocks.0.img_attn.qkv.weight"
-        report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 0, 2, 1)})
+        report = compared_with(tmp_path, original, tensors | {name: exchange(tensors[name], 0, 2, 1)})
 
         assert {
             ("error", "swapped_weight", f"transformer_blocks.0.attn.to_{projection}.weight") for projection in "kv"
-        } == found_in(report)
+        } == list_found(report)
 
     def test_scale_and_shift_in_diffusers_order_are_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
         name = "final_layer.adaLN_modulation.1.weight"
-        report = compared_with(tmp_path, original, tensors | {name: exchanged(tensors[name], 1, 0)})
+        report = compared_with(tmp_path, original, tensors | {name: exchange(tensors[name], 1, 0)})
 
-        assert {("error", "permuted", "norm_out.linear.weight")} == found_in(report)
+        assert {("error", "permuted", "norm_out.linear.weight")} == list_found(report)
 
     def test_joined_tensor_without_all_rows_is_noticed(self, tmp_path):
         original, tensors = flux_pair(tmp_path)
@@ -191,7 +191,7 @@ class TestWrongFiles:
 
 
 def test_tensor_left_out_by_diffusers_changes_nothing(tmp_path):
-    _, tensors = made("Z-Image", tmp_path / "diffusers")
+    _, tensors = make_model("Z-Image", tmp_path / "diffusers")
     save_file(tensors | {"norm_final.weight": torch.ones(256)}, tmp_path / "authors.safetensors")
     reports = [
         quanterr.compare(*pair, device="cpu")
@@ -209,7 +209,7 @@ def test_tensor_left_out_by_diffusers_changes_nothing(tmp_path):
 def test_gguf_file_has_the_author_names(family, tmp_path):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     q8 = gguf.GGMLQuantizationType.Q8_0
-    _, tensors = made(family, tmp_path / "diffusers")
+    _, tensors = make_model(family, tmp_path / "diffusers")
     writer = gguf.GGUFWriter(tmp_path / "q8.gguf", "flux")
     for name, tensor in tensors.items():
         while tensor.dim() > 1 and len(tensor) == 1:  # in ggml's order of axes
@@ -255,7 +255,7 @@ def test_nunchaku_splits_the_author_tensors_differently(tmp_path):
         "single_transformer_blocks.0.out_proj.weight": second[:, :32],
         "single_transformer_blocks.0.mlp_fc2.weight": second[:, 32:],
     }
-    report = compared(tmp_path, original, quantized)
+    report = compare(tmp_path, original, quantized)
 
     assert ("pass", [], []) == (report.verdict, report.not_compared, report.layers)
     assert original.keys() == {layer.layer_name for layer in report.lossless}
@@ -290,19 +290,18 @@ def test_vae_in_author_names_equals_its_diffusers_model(family, prefix, tmp_path
     save_file(converted, tmp_path / "diffusers.safetensors")
 
     for pair in (("authors", "diffusers"), ("diffusers", "authors")):
-        with planned(*(tmp_path / f"{side}.safetensors" for side in pair)) as plan:
+        with open_pairing(*(tmp_path / f"{side}.safetensors" for side in pair)) as plan:
             assert [] == plan.leftovers
             assert len(authors) == len(plan.pairs)
             assert all(
-                torch.equal(dequantized(each_pair.original), dequantized(each_pair.quantized))
-                for each_pair in plan.pairs
+                torch.equal(read_whole(each_pair.original), read_whole(each_pair.quantized)) for each_pair in plan.pairs
             )
 
 
 def test_blocks_of_a_vae_in_the_wrong_order_are_noticed(tmp_path):
     authors, converted = vae_pair("VAE with 4 levels")
     first, last = "decoder.up_blocks.1.resnets.1.conv1.weight", "decoder.up_blocks.1.resnets.2.conv1.weight"
-    report = compared(tmp_path, authors, converted | {first: converted[last], last: converted[first]})
+    report = compare(tmp_path, authors, converted | {first: converted[last], last: converted[first]})
 
     assert {"decoder.up.2.block.1.conv1.weight", "decoder.up.2.block.2.conv1.weight"} == {
         layer.layer_name for layer in report.layers

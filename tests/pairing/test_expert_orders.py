@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, numbers
+from support.making import compare, numbers
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
 ORDER = [3, 0, 2, 1]
@@ -19,7 +19,7 @@ def original():
     return experts | {ROUTER: numbers(4, 64, seed=90), BIAS: numbers(1, 4, seed=91)[0].float()}
 
 
-def moved(original, parts=PARTS, of_router=ORDER, of_bias=ORDER):
+def move(original, parts=PARTS, of_router=ORDER, of_bias=ORDER):
     reordered = {name(n, part): original[name(other, part)] for n, other in enumerate(ORDER) for part in parts}
     return original | reordered | {ROUTER: original[ROUTER][of_router], BIAS: original[BIAS][of_bias]}
 
@@ -40,7 +40,7 @@ def list_codes(report):
 
 
 def test_experts_in_the_order_of_their_router_are_compared_with_their_own(tmp_path, original):
-    report = compared(tmp_path, original, as_int8(moved(original)))
+    report = compare(tmp_path, original, as_int8(move(original)))
 
     assert {("info", "permuted")} == list_codes(report)
     assert 12 == len(report.layers)
@@ -60,13 +60,13 @@ def test_experts_in_the_order_of_their_router_are_compared_with_their_own(tmp_pa
     ids=["router", "other order of router", "bias", "one part alone", "router alone"],
 )
 def test_experts_in_an_order_that_the_router_does_not_have_are_an_error(tmp_path, original, wrong):
-    report = compared(tmp_path, original, as_int8(moved(original, **wrong)))
+    report = compare(tmp_path, original, as_int8(move(original, **wrong)))
 
     assert "error" in {severity for severity, _ in list_codes(report)}
     assert ("info", "permuted") not in list_codes(report)
 
 
-def stacked(weights):
+def stack(weights):
     stacks = {
         f"model.layers.0.mlp.experts.{part}": torch.stack([weights[name(n, part)] for n in range(4)]) for part in PARTS
     }
@@ -74,7 +74,7 @@ def stacked(weights):
 
 
 def test_stacked_experts_in_the_order_of_their_router_are_in_order_again(tmp_path, original):
-    report = compared(tmp_path, stacked(original), stacked(moved(original)))
+    report = compare(tmp_path, stack(original), stack(move(original)))
 
     assert {("info", "permuted"), ("warning", "identical")} >= list_codes(report) > set()
     assert ("info", "permuted") in list_codes(report)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from support.making import compared, dequantized, label, numbers, planned, quantized_fp8, store
+from support.making import compare, label, numbers, open_pairing, quantized_fp8, read_whole, store
 
 from quanterr.pairing.model import Bucket
 from quanterr.pairing.names import atoms_of, canonicalize
@@ -22,8 +22,8 @@ def values_of(folder, original, quantized):
     """Return the quantized checkpoint's values for each weight of the original, and the leftovers."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / "quantized.safetensors", quantized)
-    with planned(x, y) as plan:
-        values = {pair.name: dequantized(pair.quantized).clone() for pair in plan.pairs}
+    with open_pairing(x, y) as plan:
+        values = {pair.name: read_whole(pair.quantized).clone() for pair in plan.pairs}
         shapes = {pair.name: (pair.original.shape, pair.quantized.shape) for pair in plan.pairs}
         left = {(leftover.side, leftover.name): (leftover.bucket, leftover.reason) for leftover in plan.leftovers}
     assert all(x == y for x, y in shapes.values())
@@ -41,7 +41,7 @@ EXPERTS = {
 }
 
 
-def fused(weights, words):
+def fuse(weights, words):
     return torch.cat([weights[word] for word in words])
 
 
@@ -113,13 +113,13 @@ class TestFused:
 
 
 class TestExperts:
-    def stacked(self, word):
+    def stack(self, word):
         return torch.stack([EXPERTS[f"model.layers.1.mlp.experts.{e}.{word}.weight"] for e in range(3)])
 
     def test_stacked_experts_are_compared_separately(self, tmp_path):
-        gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
+        gate_up = torch.cat([self.stack("gate_proj"), self.stack("up_proj")], 1)
         stored, up = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
-        more, down = fp8("model.layers.1.mlp.experts.down_proj", self.stacked("down_proj"))
+        more, down = fp8("model.layers.1.mlp.experts.down_proj", self.stack("down_proj"))
         values, left = values_of(tmp_path, EXPERTS, stored | more)
 
         assert EXPERTS.keys() == values.keys()
@@ -135,10 +135,10 @@ class TestExperts:
         for name, weight in EXPERTS.items():
             more, values[name] = fp8(name, weight)
             stored |= more
-        gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
+        gate_up = torch.cat([self.stack("gate_proj"), self.stack("up_proj")], 1)
         original = {
             "model.layers.1.mlp.experts.gate_up_proj": gate_up,
-            "model.layers.1.mlp.experts.down_proj": self.stacked("down_proj"),
+            "model.layers.1.mlp.experts.down_proj": self.stack("down_proj"),
         }
         if turned:
             original = {name: weight.transpose(1, 2).contiguous() for name, weight in original.items()}
@@ -158,7 +158,7 @@ class TestExperts:
             for name in [f"model.layers.1.mlp.experts.{e}.{word}.weight"]
         }
         prefix = "language_model.model.layers.1.mlp.switch_mlp"
-        stored = {f"{prefix}.{word}.weight": self.stacked(word) for word in words.values()}
+        stored = {f"{prefix}.{word}.weight": self.stack(word) for word in words.values()}
         values, left = values_of(tmp_path, original, stored)
 
         assert original.keys() == values.keys()
@@ -166,10 +166,10 @@ class TestExperts:
         assert all(torch.equal(original[name].float(), values[name]) for name in original)
 
     def test_entry_for_many_weights_is_counted_once(self, tmp_path):
-        gate_up = torch.cat([self.stacked("gate_proj"), self.stacked("up_proj")], 1)
+        gate_up = torch.cat([self.stack("gate_proj"), self.stack("up_proj")], 1)
         stored, _ = fp8("model.layers.1.mlp.experts.gate_up_proj", gate_up)
         original = {name: weight for name, weight in EXPERTS.items() if "down" not in name}
-        report = compared(tmp_path, original, stored)
+        report = compare(tmp_path, original, stored)
 
         assert "pass" == report.verdict
         assert {"compared", "consumed"} == report.coverage.quantized.keys()
@@ -183,7 +183,7 @@ class TestTransposed:
         x = numbers(32, 96)
         codes, scale = quantized_fp8(x.T)
         quantized = {"h.0.attn.c_attn.weight": codes.contiguous(), "h.0.attn.c_attn.weight_scale": scale}
-        report = compared(tmp_path, {"h.0.attn.c_attn.weight": x}, quantized)
+        report = compare(tmp_path, {"h.0.attn.c_attn.weight": x}, quantized)
 
         assert report.layers[0].snr_db > 30
         assert any("transposed" in text for text in report.layers[0].evidence)
@@ -192,7 +192,7 @@ class TestTransposed:
     def test_square_original_is_transposed_only_where_its_name_allows_it(self, tmp_path, name, turned):
         x = numbers(64, 64)
         codes, scale = quantized_fp8(x.T)
-        report = compared(tmp_path, {name: x}, {name: codes.contiguous(), f"{name}_scale": scale})
+        report = compare(tmp_path, {name: x}, {name: codes.contiguous(), f"{name}_scale": scale})
 
         assert turned == (report.layers[0].snr_db > 30)
         assert turned == (report.verdict == "pass")
@@ -203,7 +203,7 @@ class TestTransposed:
         square, long = numbers(64, 64), numbers(64, 192)
         stored = {"h.0.attn.c_attn.weight": (long.T if turned else long).contiguous()}
         stored["h.0.attn.c_proj.weight"] = square.T.contiguous()
-        report = compared(tmp_path, {"h.0.attn.c_attn.weight": long, "h.0.attn.c_proj.weight": square}, stored)
+        report = compare(tmp_path, {"h.0.attn.c_attn.weight": long, "h.0.attn.c_proj.weight": square}, stored)
 
         assert turned == (report.verdict == "pass")
         assert turned == (len(report.lossless) == 2)
@@ -215,7 +215,7 @@ def test_vocabulary_is_cropped_with_a_note(tmp_path, more, severity):
     x = numbers(100, 64)
     codes, scale = quantized_fp8(torch.cat([x, more]))
     quantized = {"lm_head.weight": codes, "lm_head.weight_scale": scale}
-    report = compared(tmp_path, {"lm_head.weight": x}, quantized)
+    report = compare(tmp_path, {"lm_head.weight": x}, quantized)
 
     assert report.layers[0].snr_db > 30
     assert [severity] == [finding.severity for finding in report.findings if "28 more rows" in finding.message]
@@ -282,7 +282,7 @@ class TestTied:
         both = {"model.embed_tokens.weight": self.EMBEDDING, "lm_head.weight": self.EMBEDDING}
         alone = {"model.embed_tokens.weight": self.EMBEDDING}
         sides = (alone, both) if side == "original" else (both, alone)
-        report = compared(tmp_path, *sides)
+        report = compare(tmp_path, *sides)
 
         assert "pass" == report.verdict
         assert {"model.embed_tokens.weight", "lm_head.weight"} == {layer.layer_name for layer in report.lossless}
@@ -290,14 +290,14 @@ class TestTied:
 
     def test_missing_untied_head_is_reported(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING, "lm_head.weight": numbers(96, 64, seed=4)}
-        report = compared(tmp_path, x, {"model.embed_tokens.weight": self.EMBEDDING})
+        report = compare(tmp_path, x, {"model.embed_tokens.weight": self.EMBEDDING})
 
         assert "inconclusive" == report.verdict
         assert [("lm_head.weight", "only_in_original")] == [(i.layer_name, i.bucket) for i in report.not_compared]
 
     def test_t5_copies_are_compared_with_their_source(self, tmp_path):
         x = {"shared.weight": self.EMBEDDING, "encoder.embed_tokens.weight": self.EMBEDDING}
-        report = compared(tmp_path, x, {"shared.weight": self.EMBEDDING})
+        report = compare(tmp_path, x, {"shared.weight": self.EMBEDDING})
 
         assert "pass" == report.verdict
         assert x.keys() == {layer.layer_name for layer in report.lossless}
@@ -314,20 +314,20 @@ class TestTied:
     @pytest.mark.parametrize("side", ["original", "quantized"])
     def test_tied_copies_have_other_names_in_other_models(self, tmp_path, stored, copy, side):
         both, alone = dict.fromkeys((stored, copy), self.EMBEDDING), {stored: self.EMBEDDING}
-        report = compared(tmp_path, *((alone, both) if side == "original" else (both, alone)))
+        report = compare(tmp_path, *((alone, both) if side == "original" else (both, alone)))
 
         assert "pass" == report.verdict
         assert both.keys() == {layer.layer_name for layer in report.lossless}
 
     def test_repeated_head_bias_is_compared(self, tmp_path):
         x = dict.fromkeys(("cls.predictions.bias", "cls.predictions.decoder.bias"), numbers(1, 96)[0])
-        report = compared(tmp_path, x, {"cls.predictions.bias": numbers(1, 96)[0]})
+        report = compare(tmp_path, x, {"cls.predictions.bias": numbers(1, 96)[0]})
 
         assert ("pass", []) == (report.verdict, report.not_compared)
 
     def test_head_with_another_shape_is_reported(self, tmp_path):
         x = {"model.embed_tokens.weight": self.EMBEDDING}
-        report = compared(tmp_path, x, x | {"lm_head.weight": numbers(10, 64)})
+        report = compare(tmp_path, x, x | {"lm_head.weight": numbers(10, 64)})
 
         assert "inconclusive" == report.verdict
         assert ["shape_mismatch"] == [left.bucket for left in report.not_compared]
@@ -354,7 +354,7 @@ class TestComputedBuffers:
     def test_computed_buffers_may_be_missing_on_one_side(self, tmp_path, name, buffer, side):
         alone = {"model.embed_tokens.weight": numbers(96, 64)}
         sides = (alone | {name: buffer}, alone)
-        report = compared(tmp_path, *(sides if side == "original" else sides[::-1]))
+        report = compare(tmp_path, *(sides if side == "original" else sides[::-1]))
         (finding,) = [finding for finding in report.findings if finding.code == "computed_buffer"]
 
         assert ("pass", "info", [name]) == (report.verdict, finding.severity, finding.evidence["tensors"])
@@ -363,7 +363,7 @@ class TestComputedBuffers:
     def test_buffers_with_other_values_may_not_be_missing(self, tmp_path, name, buffer):
         other = buffer.clone()
         other.view(-1)[-1] = 3
-        report = compared(tmp_path, {"x.weight": numbers(96, 64), name: other}, {"x.weight": numbers(96, 64)})
+        report = compare(tmp_path, {"x.weight": numbers(96, 64), name: other}, {"x.weight": numbers(96, 64)})
 
         assert [name] == [left.layer_name for left in report.not_compared]
 
@@ -408,12 +408,12 @@ class TestMistral:
         }
         with_config(tmp_path, {"dim": 64, "n_heads": 3, "n_kv_heads": 3}, "params.json")
         for given, stored in ((usual, native), (native, usual)):
-            with planned(
+            with open_pairing(
                 store(tmp_path / "original.safetensors", given), store(tmp_path / "quantized.safetensors", stored)
             ) as plan:
                 assert [] == plan.leftovers
                 assert 3 == len(plan.pairs)
-                assert all(torch.equal(dequantized(p.original), dequantized(p.quantized)) for p in plan.pairs)
+                assert all(torch.equal(read_whole(p.original), read_whole(p.quantized)) for p in plan.pairs)
 
     def test_mistral_names_without_a_head_count_are_refused(self, tmp_path):
         usual = {"model.layers.0.self_attn.q_proj.weight": numbers(24, 64)}
@@ -437,7 +437,7 @@ class TestMistral:
         with_config(tmp_path, {"num_attention_heads": 3})
         weight = numbers(24, 64)
         usual = {"model.layers.0.self_attn.q_proj.weight": weight}
-        report = compared(tmp_path, usual, {"layers.0.attention.wq.weight": weight})
+        report = compare(tmp_path, usual, {"layers.0.attention.wq.weight": weight})
 
         (finding,) = (finding for finding in report.findings if finding.code == "wrong_convention")
         assert ("rows of 3 heads in pairs, as its name implies", "rows of heads in halves") == (
@@ -462,9 +462,9 @@ class TestInterleavedGateAndUp:
         }
         if apart:
             stored = {
-                f"{place}.{e}.{word}.{kind}": values[e].clone()
+                f"{place}.{e}.{word}.{ending}": values[e].clone()
                 for word, weight, bias in (("gate_proj", gate, gate_bias), ("up_proj", up, up_bias))
-                for kind, values in (("weight", weight), ("bias", bias))
+                for ending, values in (("weight", weight), ("bias", bias))
                 for e in range(3)
             }
             stored |= {f"{place}.{e}.down_proj.bias": original[f"{place}.down_proj_bias"][e].clone() for e in range(3)}
@@ -479,7 +479,7 @@ class TestInterleavedGateAndUp:
     def test_interleaved_gate_and_up_are_compared(self, tmp_path, apart, message):
         if message:
             with_config(tmp_path, {"model_type": "gpt_oss"})
-        report = compared(tmp_path, *self.checkpoints(apart))
+        report = compare(tmp_path, *self.checkpoints(apart))
 
         assert "pass" == report.verdict
         assert 3 == len(report.lossless)
@@ -490,11 +490,11 @@ class TestInterleavedGateAndUp:
         with_config(tmp_path, {"model_type": "gpt_oss"})
         original, stored = self.checkpoints(apart=False)
         x, y = store(tmp_path / "x.safetensors", original), store(tmp_path / "y.safetensors", stored)
-        with planned(x, y) as plan:
+        with open_pairing(x, y) as plan:
             for pair in plan.pairs:
-                whole = dequantized(pair.quantized).clone()
+                whole = read_whole(pair.quantized).clone()
                 for size in (1, 7, 64, 1000):
-                    assert torch.equal(whole, dequantized(pair.quantized, size))
+                    assert torch.equal(whole, read_whole(pair.quantized, size))
 
 
 class TestMlaHeads:

@@ -19,14 +19,14 @@ NAME = "model.layers.0.self_attn.q_proj.weight"
 COLUMNS = np.linspace(0.1, 4, 64, dtype=np.float32)
 
 
-def stored(path, kind, means):
-    if kind == "gguf":
+def store_means(path, form, means):
+    if form == "gguf":
         return gguf(path, {"blk.0.attn_q.weight": ([means], [12.0])})
     path.write_bytes(legacy({"blk.0.attn_q.weight": means}))
     return path
 
 
-def expected(x, y, means):
+def compute_expected(x, y, means):
     x, y, means = (np.asarray(a, np.float64) for a in (x, y, means))
     return (means * (y - x) ** 2).sum() / (means * x**2).sum()
 
@@ -37,23 +37,23 @@ def layer(folder, x, y, importance, **more):
     return quanterr.compare(a, b, importance=importance, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["gguf", "dat"])
+@pytest.mark.parametrize("form", ["gguf", "dat"])
 @pytest.mark.parametrize("odd", [False, True], ids=["tame", "with NaN"])
-def test_error_is_weighted_by_columns(tmp_path, kind, odd):
+def test_error_is_weighted_by_columns(tmp_path, form, odd):
     x = numbers(48, 64).float()
     y = x + 0.01 * numbers(48, 64, seed=1).float()
     means = COLUMNS
     if odd:  # the sums are then computed exactly
         x[3, 5] = 1e30
         y[3, 5] = 1e30
-    report = layer(tmp_path, x, y, stored(tmp_path / f"m.{kind}", kind, means))
-    want = expected(x, y, means)
+    report = layer(tmp_path, x, y, store_means(tmp_path / f"m.{form}", form, means))
+    want = compute_expected(x, y, means)
 
     assert pytest.approx(want, rel=1e-6) == report.layers[0].weighted_nmse == report.aggregate.weighted_nmse
     assert pytest.approx(-10 * np.log10(want), rel=1e-6) == report.layers[0].weighted_snr_db
     energy = ((y - x).double().square().numpy() * np.asarray(means)).sum()
     assert pytest.approx(np.sqrt(energy), rel=1e-6) == report.layers[0].weighted_error_norm
-    assert str(tmp_path / f"m.{kind}") == report.settings.importance
+    assert str(tmp_path / f"m.{form}") == report.settings.importance
 
 
 def test_weighted_error_is_undefined_without_a_matrix(tmp_path):
@@ -75,7 +75,7 @@ def test_each_expert_has_its_own_importance(tmp_path, single):
     files = [store(tmp_path / f"{n}.safetensors", side) for n, side in enumerate(tensors)]
     report = quanterr.compare(*files, importance=path, device="cpu")
     means[2] = 1  # never counted
-    want = expected(x, y, means[:, None])
+    want = compute_expected(x, y, means[:, None])
 
     assert pytest.approx(want, rel=1e-6) == report.aggregate.weighted_nmse
     assert "importance_uncovered" in {finding.code for finding in report.findings}
@@ -85,8 +85,8 @@ def test_each_expert_has_its_own_importance(tmp_path, single):
 @pytest.mark.parametrize(
     "single", ["mlp.experts.{}.up_proj", "block_sparse_moe.experts.{}.w3"], ids=["Qwen", "Mixtral"]
 )
-@pytest.mark.parametrize("kind", ["gguf", "dat"])
-def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, experts, single, kind):
+@pytest.mark.parametrize("form", ["gguf", "dat"])
+def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, experts, single, form):
     means = np.stack([np.roll(COLUMNS, 7 * e) for e in range(experts)])
     x, y = numbers(experts, 40, 64).float(), numbers(experts, 40, 64, seed=1).float()
     stack = "blk.0.ffn_up_exps.weight"
@@ -97,8 +97,8 @@ def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, expe
         [Stored(stack, "F32", tuple(y.shape), y.numpy().tobytes())],
         [key("general.architecture", TEXT, "llama")],
     )
-    path = tmp_path / f"m.{kind}"
-    if kind == "gguf":
+    path = tmp_path / f"m.{form}"
+    if form == "gguf":
         gguf(path, {stack: (means, [5, 0, *range(6, 4 + experts)])})
         means[1] = 1  # never counted
     else:
@@ -106,8 +106,10 @@ def test_single_experts_next_to_a_stack_have_their_own_importance(tmp_path, expe
     report = quanterr.compare(original, quantized, importance=path, device="cpu")
     errors = {row.layer_name: row.weighted_nmse for row in report.layers}
 
-    assert {name: pytest.approx(expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)} == errors
-    assert ([1] if kind == "gguf" else []) == [
+    assert {
+        name: pytest.approx(compute_expected(x[e], y[e], means[e]), rel=1e-6) for e, name in enumerate(names)
+    } == errors
+    assert ([1] if form == "gguf" else []) == [
         finding.evidence["experts"] for finding in report.findings if finding.code == "importance_uncovered"
     ]
 
@@ -124,7 +126,9 @@ def test_expert_missing_in_the_stack_has_no_importance(tmp_path):
 
 def test_weights_missing_in_the_matrix_are_named(tmp_path):
     more = {"model.layers.0.mlp.up_proj.weight": numbers(8, 64, seed=3)}
-    report = layer(tmp_path, numbers(8, 64), numbers(8, 64, seed=1), stored(tmp_path / "m.dat", "dat", COLUMNS), **more)
+    report = layer(
+        tmp_path, numbers(8, 64), numbers(8, 64, seed=1), store_means(tmp_path / "m.dat", "dat", COLUMNS), **more
+    )
 
     assert "mlp.up_proj" in next(f.message for f in report.findings if f.code == "importance_missing")
 
@@ -135,7 +139,7 @@ def test_weights_missing_in_the_matrix_are_named(tmp_path):
     ids=["half", "all but a block", "all but a weight", "all but the head and a router"],
 )
 def test_expected_weights_missing_in_the_matrix_are_a_warning(tmp_path, covered, severity):
-    names = [f"model.layers.{n}.mlp.{kind}_proj.weight" for n in range(10) for kind in ("up", "gate")]
+    names = [f"model.layers.{n}.mlp.{projection}_proj.weight" for n in range(10) for projection in ("up", "gate")]
     x = {name: numbers(8, 64, seed=n) for n, name in enumerate(["lm_head.weight", *names])}
     router = {"model.layers.0.mlp.gate.weight": numbers(8, 64, seed=99)}
     y = {}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import chunk_of, dequantized, in_memory, numbers, store
+from support.making import chunk_of, in_memory, numbers, read_whole, store
 
 import quanterr
 from quanterr.documents.gate_results import exit_status
@@ -32,12 +32,12 @@ KERNELS = {
 }
 
 
-def permuted(x, axes):
+def permute(x, axes):
     return x.permute(axes).contiguous()
 
 
-def stored_in_mlx(tensors, changes):
-    return {name: permuted(x, changes[name]) if name in changes else x for name, x in tensors.items()}
+def store_in_mlx(tensors, changes):
+    return {name: permute(x, changes[name]) if name in changes else x for name, x in tensors.items()}
 
 
 def report_of(folder, original, quantized, mlx_side=1):
@@ -62,7 +62,7 @@ def names_of_identical(report):
 def test_kernel_in_mlx_order_equals_the_original(tmp_path, kernel, backwards):
     name, shape, axes = KERNELS[kernel]
     torchs = LINEAR | {name: numbers(*shape)}
-    sides = torchs, stored_in_mlx(torchs, {name: axes})
+    sides = torchs, store_in_mlx(torchs, {name: axes})
     report = report_of(tmp_path, *(sides[::-1] if backwards else sides), mlx_side=0 if backwards else 1)
 
     assert torchs.keys() == names_of_identical(report)
@@ -72,7 +72,7 @@ def test_kernel_in_mlx_order_equals_the_original(tmp_path, kernel, backwards):
 def test_normalized_kernels_match_under_both_names_of_torch(tmp_path, parametrized):
     old = {"conv.weight_g": numbers(24, 1, 1), "conv.weight_v": numbers(24, 16, 3, seed=1)}
     new = {f"conv.parametrizations.weight.original{n}": x for n, x in enumerate(old.values())}
-    mlxs = stored_in_mlx(old, {"conv.weight_v": (0, 2, 1)})
+    mlxs = store_in_mlx(old, {"conv.weight_v": (0, 2, 1)})
     original = LINEAR | (new if parametrized else old)
 
     assert original.keys() == names_of_identical(report_of(tmp_path, original, LINEAR | mlxs))
@@ -80,7 +80,7 @@ def test_normalized_kernels_match_under_both_names_of_torch(tmp_path, parametriz
 
 def test_patch_embedding_as_a_linear_layer_is_compared(tmp_path):
     name, x = "vision_tower.embeddings.patch_embedding.weight", numbers(24, 3, 14, 14)
-    for number, flat in enumerate((permuted(x, (0, 2, 3, 1)).flatten(1), x.flatten(1))):
+    for number, flat in enumerate((permute(x, (0, 2, 3, 1)).flatten(1), x.flatten(1))):
         (tmp_path / str(number)).mkdir()
         report = report_of(tmp_path / str(number), LINEAR | {name: x}, LINEAR | {name: flat.contiguous()})
 
@@ -97,14 +97,14 @@ class TestShapesThatDoNotShowTheOrder:
 
     def test_kernel_in_mlx_order_equals_the_original(self, tmp_path):
         x = LINEAR | PATCHES | CUBES
-        y = stored_in_mlx(x, MOVED_PATCHES | {"stem.weight": (0, 2, 3, 1)})
+        y = store_in_mlx(x, MOVED_PATCHES | {"stem.weight": (0, 2, 3, 1)})
 
         assert x.keys() == names_of_identical(report_of(tmp_path, x, y))
 
     @pytest.mark.parametrize("others", [{}, PATCHES], ids=["alone", "among others"])
     def test_kernel_in_torch_order_is_an_error(self, tmp_path, others):
         x = LINEAR | others | CUBES
-        report = report_of(tmp_path, x, stored_in_mlx(x, MOVED_PATCHES))
+        report = report_of(tmp_path, x, store_in_mlx(x, MOVED_PATCHES))
         (finding,) = (finding for finding in report.findings if finding.severity == "error")
 
         assert "stem.weight" == finding.layer
@@ -122,7 +122,7 @@ class TestShapesThatDoNotShowTheOrder:
     def test_values_tell_transposed_convolutions_from_others(self, tmp_path, axes):
         x = LINEAR | {"ups.0.weight": numbers(24, 24, 5)}
 
-        assert x.keys() == names_of_identical(report_of(tmp_path, x, stored_in_mlx(x, {"ups.0.weight": axes})))
+        assert x.keys() == names_of_identical(report_of(tmp_path, x, store_in_mlx(x, {"ups.0.weight": axes})))
 
     def test_stacks_of_square_experts_keep_their_order(self, tmp_path):
         x = LINEAR | {"layers.0.mlp.experts.down_proj": numbers(4, 32, 32)}
@@ -133,7 +133,7 @@ class TestShapesThatDoNotShowTheOrder:
 def test_other_programs_must_have_torch_order(tmp_path):
     name, shape, axes = KERNELS["2-D"]
     x = LINEAR | {name: numbers(*shape)}
-    report = report_of(tmp_path, x, stored_in_mlx(x, {name: axes}), mlx_side=None)
+    report = report_of(tmp_path, x, store_in_mlx(x, {name: axes}), mlx_side=None)
 
     assert {(name, "shape_mismatch")} == {(left.layer_name, left.bucket) for left in report.not_compared}
 
@@ -143,11 +143,11 @@ def test_other_programs_must_have_torch_order(tmp_path):
 def test_kernels_are_read_alike_in_any_pieces(move, positions):
     x = torch.randn(6, 5, *positions)
     axes = (0, *range(2, x.dim()), 1) if move is move_inputs else (1, *range(2, x.dim()), 0)
-    moved, expected = move(in_memory(permuted(x, axes)), tuple(x.shape)), x.reshape(as_matrix(x.shape))
+    moved, expected = move(in_memory(permute(x, axes)), tuple(x.shape)), x.reshape(as_matrix(x.shape))
     rows, cols = moved.matrix
 
-    assert torch.equal(expected, dequantized(moved))
+    assert torch.equal(expected, read_whole(moved))
     for size in (1, 7, cols, 2 * cols + 1):
-        assert torch.equal(expected, dequantized(moved, size))
+        assert torch.equal(expected, read_whole(moved, size))
     workspace = Workspace(torch.device("cpu"))
     assert torch.equal(expected[2 : rows - 1, 1:3], chunk_of(moved, Chunk(2, rows - 1, 1, 3), workspace))

@@ -1,7 +1,7 @@
 """Names that MLX's programs give to tensors, and tensors that they leave out."""
 
 import pytest
-from support.making import compared, numbers
+from support.making import compare, numbers
 
 MLX = {"format": "mlx"}
 BLOCK = "model.language_model.layers.0.mlp.up_proj.weight"
@@ -44,7 +44,7 @@ def tensors_of(names):
 @pytest.mark.parametrize("renamed", [WHISPER, RENAMED], ids=["Whisper", "others"])
 def test_renamed_tensors_are_compared(tmp_path, renamed):
     original = tensors_of(renamed)
-    report = compared(tmp_path, original, {renamed[name]: x for name, x in original.items()}, MLX)
+    report = compare(tmp_path, original, {renamed[name]: x for name, x in original.items()}, MLX)
 
     assert [] == report.not_compared
     assert original.keys() == {layer.layer_name for layer in report.lossless}
@@ -55,7 +55,7 @@ class TestTowers:
 
     def test_absent_tower_is_left_out(self, tmp_path):
         original = tensors_of((BLOCK, *self.TOWER))
-        report = compared(tmp_path, original, {BLOCK: original[BLOCK]}, MLX)
+        report = compare(tmp_path, original, {BLOCK: original[BLOCK]}, MLX)
 
         assert [] == report.not_compared
         assert "pass" == report.verdict
@@ -64,13 +64,13 @@ class TestTowers:
         first, second = self.TOWER
         original = tensors_of((BLOCK, first, second))
         stored = {BLOCK: original[BLOCK], first.replace("model.visual", "vision_tower"): original[first]}
-        report = compared(tmp_path, original, stored, MLX)
+        report = compare(tmp_path, original, stored, MLX)
 
         assert [(second, "only_in_original")] == [(left.layer_name, left.bucket) for left in report.not_compared]
 
     def test_absent_part_of_a_stored_layer_that_predicts_is_missing(self, tmp_path):
         original = tensors_of((BLOCK, "mtp.fc.weight", "mtp.norm.bias"))
-        report = compared(tmp_path, original, {name: x for name, x in original.items() if "norm" not in name}, MLX)
+        report = compare(tmp_path, original, {name: x for name, x in original.items() if "norm" not in name}, MLX)
 
         assert [("mtp.norm.bias", "only_in_original")] == [
             (left.layer_name, left.bucket) for left in report.not_compared

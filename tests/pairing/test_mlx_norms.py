@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.making import compared, numbers
+from support.making import compare, numbers
 
 MLX = {"format": "mlx"}
 LINEAR = {"model.layers.0.self_attn.o_proj.weight": numbers(32, 32, seed=9)}
@@ -34,29 +34,29 @@ def norms(names):
     return {name: (numbers(64, seed=n).float() / 8).to(torch.bfloat16).float() for n, name in enumerate(names)}
 
 
-def findings(folder, kind, original, shifted, extra=None):
+def findings(folder, model_type, original, shifted, extra=None):
     """Return the names of norms that errors are about, and all other warnings, of a file of MLX."""
     extra = extra or {}
     stored = LINEAR | extra | {name: x + 1 if name in shifted else x for name, x in original.items()}
-    report = compared(folder, LINEAR | extra | original, stored, MLX, {"model_type": kind})
+    report = compare(folder, LINEAR | extra | original, stored, MLX, {"model_type": model_type})
     warnings = [finding for finding in report.findings if finding.severity != "info" and finding.code != "identical"]
     layers = {layer for warning in warnings for layer in (warning.layer, *warning.evidence.get("layers", ())) if layer}
     return layers, [left.layer_name for left in report.not_compared]
 
 
-@pytest.mark.parametrize("kind", QWEN)
-def test_norms_plus_one_are_right_for_qwen(tmp_path, kind):
+@pytest.mark.parametrize("model_type", QWEN)
+def test_norms_plus_one_are_right_for_qwen(tmp_path, model_type):
     original = norms((*BLOCK, *PREDICTING, *KEPT))
 
-    assert (set(), []) == findings(tmp_path, kind, original, {*BLOCK, *PREDICTING})
+    assert (set(), []) == findings(tmp_path, model_type, original, {*BLOCK, *PREDICTING})
 
 
-@pytest.mark.parametrize("kind", QWEN)
+@pytest.mark.parametrize("model_type", QWEN)
 @pytest.mark.parametrize("name", [*BLOCK[::4], *PREDICTING[:3]])
-def test_norm_as_in_the_original_is_wrong_for_qwen(tmp_path, kind, name):
+def test_norm_as_in_the_original_is_wrong_for_qwen(tmp_path, model_type, name):
     shifted = {*BLOCK, *PREDICTING} - {name}
 
-    assert ({name}, []) == findings(tmp_path, kind, norms((*BLOCK, *PREDICTING)), shifted)
+    assert ({name}, []) == findings(tmp_path, model_type, norms((*BLOCK, *PREDICTING)), shifted)
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -86,13 +86,13 @@ def test_norms_plus_one_are_wrong_for_other_models(tmp_path):
 def test_norms_plus_one_are_a_warning_without_an_architecture(tmp_path, config):
     original = norms(BLOCK)
     stored = LINEAR | {name: x + 1 for name, x in original.items()}
-    report = compared(tmp_path, LINEAR | original, stored, MLX, config)
+    report = compare(tmp_path, LINEAR | original, stored, MLX, config)
     (finding,) = (finding for finding in report.findings if finding.severity != "info")
 
     assert ("norm_offset", "warning", set(BLOCK)) == (finding.code, finding.severity, set(finding.evidence["layers"]))
 
 
 def test_norms_as_in_the_original_are_right_without_an_architecture(tmp_path):
-    report = compared(tmp_path, LINEAR | norms(BLOCK), LINEAR | norms(BLOCK), MLX)
+    report = compare(tmp_path, LINEAR | norms(BLOCK), LINEAR | norms(BLOCK), MLX)
 
     assert ["identical"] == [finding.code for finding in report.findings]

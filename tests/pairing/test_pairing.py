@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from support.making import (
     FP8,
     NEW_LIBRARY,
-    compared,
+    compare,
     fp8_codes,
     header,
     int8_codes,
     label,
     numbers,
-    planned,
+    open_pairing,
     quantized_fp8,
     quantized_int8,
     store,
@@ -41,7 +41,7 @@ def plan_of(folder, original, quantized, metadata=None, config=None, layers=()):
     """Return pairs by name, and for every unpaired entry its bucket and the reason, by side."""
     x = store(folder / "original.safetensors", original)
     y = store(folder / ("quantized" if config else "quantized.safetensors"), quantized, metadata, config)
-    with planned(x, y, layers) as plan:
+    with open_pairing(x, y, layers) as plan:
         pairs = {pair.name: pair for pair in plan.pairs}
         left = {"original": {}, "quantized": {}}
         for leftover in plan.leftovers:
@@ -148,7 +148,7 @@ class TestPrefixes:
         assert {} == left
         assert {"fp8_tensor"} == {pair.quantized.format for pair in pairs.values()}
         assert {Bucket.CONSUMED} == {bucket for bucket, _ in extra.values()}
-        consumed = {entry.name for pair in pairs.values() for entry in pair.consumed[1]}
+        consumed = {entry.name for pair in pairs.values() for entry in pair.other_entries[1]}
         assert with_prefix(prefix, quantized).keys() - {f"{prefix}head.weight"} == consumed | extra.keys()
 
 
@@ -162,7 +162,7 @@ class TestEmbeddingAndHeadUnderOtherPrefixes:
     @pytest.mark.parametrize(("kept", "absent"), [(HEAD, EMBEDDING), (EMBEDDING, HEAD)], ids=["head", "embedding"])
     def test_weight_missing_from_the_quantized_side_is_listed_for_the_original(self, tmp_path, x, y, kept, absent):
         original, quantized = with_prefix(x, BLOCKS | HEAD | EMBEDDING), with_prefix(y, BLOCKS | kept)
-        report = compared(tmp_path, original, quantized)
+        report = compare(tmp_path, original, quantized)
 
         (name,) = with_prefix(x, absent)
         assert [(name, "only_in_original")] == [(left.layer_name, left.bucket) for left in report.not_compared]
@@ -172,7 +172,7 @@ class TestEmbeddingAndHeadUnderOtherPrefixes:
     @pytest.mark.parametrize("tied", [EMBEDDING, {"lm_head.weight": EMBEDDING["model.embed_tokens.weight"]}])
     def test_one_of_two_equal_tensors_stands_for_both(self, tmp_path, x, y, tied):
         both = EMBEDDING | {"lm_head.weight": EMBEDDING["model.embed_tokens.weight"]}
-        report = compared(tmp_path, with_prefix(x, BLOCKS | both), with_prefix(y, BLOCKS | tied))
+        report = compare(tmp_path, with_prefix(x, BLOCKS | both), with_prefix(y, BLOCKS | tied))
 
         assert [] == report.not_compared
         assert len(BLOCKS) + 2 == len(report.lossless)
@@ -180,7 +180,7 @@ class TestEmbeddingAndHeadUnderOtherPrefixes:
     @pytest.mark.parametrize(("x", "y"), [("", "language_model."), ("language_model.", "")])
     def test_head_that_only_the_quantized_side_has_is_compared_with_the_embedding(self, tmp_path, x, y):
         original, quantized = with_prefix(x, BLOCKS | EMBEDDING), with_prefix(y, BLOCKS | EMBEDDING | HEAD)
-        report = compared(tmp_path, original, quantized)
+        report = compare(tmp_path, original, quantized)
 
         assert [] == report.not_compared
         assert len(BLOCKS) + 1 == len(report.lossless)
@@ -210,7 +210,7 @@ class TestOneSide:
         both = {"a.weight": numbers(2, 8)}
         for n, (original, quantized) in enumerate([(both | {"b.weight": ONE}, both), (both, both | {"b.weight": ONE})]):
             (tmp_path / str(n)).mkdir()
-            report = compared(tmp_path / str(n), original, quantized)
+            report = compare(tmp_path / str(n), original, quantized)
 
             assert Status.INCONCLUSIVE == exit_status(report)
             assert Status.OK == exit_status(report, allow_partial=True)
@@ -226,7 +226,7 @@ class TestOneSide:
         "name", ["a.input_scale", "a.k_scale", "a.scale_input", "a.activation_scale", "layers.0.attn.k_cache_scale"]
     )
     def test_activation_scales_may_be_on_one_side_only(self, tmp_path, name):
-        report = compared(tmp_path, {"a.weight": numbers(2, 8)}, fp8("a", 2, 8) | {name: torch.tensor(0.3)})
+        report = compare(tmp_path, {"a.weight": numbers(2, 8)}, fp8("a", 2, 8) | {name: torch.tensor(0.3)})
 
         assert report.not_compared == []
         assert Status.OK == exit_status(report)
@@ -235,13 +235,13 @@ class TestOneSide:
     @pytest.mark.parametrize("name", ["q_scale", "k_scale", "output_scale", "input_scale", "scaled_fp8"])
     def test_parameter_named_like_an_activation_scale_must_be_on_both_sides(self, tmp_path, name):
         original = {"a.weight": numbers(2, 8), f"a.{name}": numbers(8)}
-        report = compared(tmp_path, original, fp8("a", 2, 8))
+        report = compare(tmp_path, original, fp8("a", 2, 8))
 
         assert [(f"a.{name}", "only_in_original")] == [(left.layer_name, left.bucket) for left in report.not_compared]
         assert Status.INCONCLUSIVE == exit_status(report)
 
     def test_checkpoints_without_a_match_are_inconclusive_with_examples(self, tmp_path):
-        report = compared(tmp_path, {"a.weight": ONE}, {"b.weight": ONE})
+        report = compare(tmp_path, {"a.weight": ONE}, {"b.weight": ONE})
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert report.reasons[0].startswith(
@@ -255,13 +255,13 @@ class TestOneSide:
         stored = load_file(GOLDEN / "hqq/hqq_4_bits.safetensors")
         parts = {key: part for key, part in stored.items() if key.startswith(f"{name}.")}
         parts[f"{name}.W_q"] = parts[f"{name}.W_q"][3:].contiguous()
-        report = compared(tmp_path, {f"{name}.weight": numbers(16, 48)}, parts)
+        report = compare(tmp_path, {f"{name}.weight": numbers(16, 48)}, parts)
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert report.reasons[0].startswith("1 tensor in an unsupported layout: ")
 
     def test_equal_names_with_different_shapes_count_as_a_match(self, tmp_path):
-        report = compared(tmp_path, {"a.weight": ONE}, {"a.weight": torch.zeros(2)})
+        report = compare(tmp_path, {"a.weight": ONE}, {"a.weight": torch.zeros(2)})
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert len(report.reasons) == 1
@@ -314,7 +314,7 @@ class TestShapes:
 
     def test_transposed_square_weights_are_compared(self, tmp_path):
         x = numbers(32, 32)
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": x.T.contiguous()})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": x.T.contiguous()})
 
         assert [layer.layer_name for layer in report.layers] == ["a.weight"]
 
@@ -323,7 +323,7 @@ class TestMissingScale:
     @pytest.mark.parametrize("others", [fp8("b", 4, 32), fp8("b", 4, 32, scale="scale_weight")], ids=["new", "old"])
     def test_missing_scale_among_scaled_weights_is_an_error(self, tmp_path, others):
         original = {"a.weight": numbers(4, 32), "b.weight": numbers(4, 32)}
-        report = compared(tmp_path, original, {"a.weight": fp8_codes(4, 32)} | others)
+        report = compare(tmp_path, original, {"a.weight": fp8_codes(4, 32)} | others)
 
         assert [layer.layer_name for layer in report.layers] == ["b.weight"]
         assert {("a.weight", "original", "error"), ("a.weight", "quantized", "error")} == {
@@ -334,13 +334,13 @@ class TestMissingScale:
 
     def test_missing_scale_next_to_an_activation_scale_is_an_error(self, tmp_path):
         codes = {"a.weight": fp8_codes(4, 32), "a.input_scale": torch.tensor(1.0)}
-        report = compared(tmp_path, {"a.weight": numbers(4, 32)}, codes)
+        report = compare(tmp_path, {"a.weight": numbers(4, 32)}, codes)
 
         assert {"error"} == {item.bucket for item in report.not_compared}
         assert "its scale is missing: activations have one (a.input_scale)" in report.not_compared[0].reason
 
     def test_missing_int8_scale_is_always_an_error(self, tmp_path):
-        report = compared(tmp_path, {"a.weight": numbers(4, 32)}, {"a.weight": int8_codes(4, 32)})
+        report = compare(tmp_path, {"a.weight": numbers(4, 32)}, {"a.weight": int8_codes(4, 32)})
 
         assert {"error"} == {item.bucket for item in report.not_compared}
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -348,7 +348,7 @@ class TestMissingScale:
     @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2])
     def test_fp8_without_any_scale_is_a_plain_cast_and_noted(self, tmp_path, dtype):
         x = numbers(4, 32)
-        report = compared(tmp_path, {"a.weight": x, "a.bias": x[0]}, {"a.weight": x.to(dtype), "a.bias": x[0]})
+        report = compare(tmp_path, {"a.weight": x, "a.bias": x[0]}, {"a.weight": x.to(dtype), "a.bias": x[0]})
 
         assert ["fp8_cast"] == [layer.format for layer in report.layers]
         assert [("fp8_without_scale", "info")] == [(f.code, f.severity) for f in report.findings]
@@ -357,7 +357,7 @@ class TestMissingScale:
     def test_missing_scale_in_a_labelled_layer_is_not_silent(self, tmp_path):
         x = numbers(4, 32)
         tensors = {"a.weight": x.to(FP8), "a.comfy_quant": label(format="float8_e4m3fn")}
-        report = compared(tmp_path, {"a.weight": x}, tensors)
+        report = compare(tmp_path, {"a.weight": x}, tensors)
         findings = [f for f in report.findings if f.severity != "info" and "a.weight" in f.message]
 
         assert findings or Status.INCONCLUSIVE == exit_status(report)
@@ -381,7 +381,7 @@ class TestScaleOnPlainNumbers:
     def test_scale_equal_to_one_on_plain_numbers_is_a_dummy_and_reported(self, tmp_path, shape, dtype, name):
         x = numbers(4, 32)
         tensors = {"a.weight": x, f"a.{name}": torch.ones(shape, dtype=dtype), "b.weight": x}
-        report = compared(tmp_path, {"a.weight": x, "b.weight": x}, tensors)
+        report = compare(tmp_path, {"a.weight": x, "b.weight": x}, tensors)
 
         assert ["a.weight", "b.weight"] == [layer.layer_name for layer in report.lossless]
         assert [("dummy_scale", "warning", "a.weight")] == [
@@ -395,7 +395,7 @@ class TestScaleOnPlainNumbers:
     def test_any_other_scale_on_plain_numbers_is_an_error(self, tmp_path, scale, changed, dtype):
         x = numbers(4, 32)
         y = (2 * x if changed else x).to(dtype)
-        report = compared(tmp_path, {"a.weight": x}, {"a.weight": y, "a.weight_scale": scale})
+        report = compare(tmp_path, {"a.weight": x}, {"a.weight": y, "a.weight_scale": scale})
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert "a.weight_scale" in " ".join(report.reasons)
@@ -403,7 +403,7 @@ class TestScaleOnPlainNumbers:
 
     def test_scale_that_the_original_also_has_is_a_parameter(self, tmp_path):
         x = {"a.weight": numbers(4, 32), "a.scale": torch.ones(4)}
-        report = compared(tmp_path, x, x | {"a.scale": 2 * torch.ones(4)})
+        report = compare(tmp_path, x, x | {"a.scale": 2 * torch.ones(4)})
 
         assert ["a.weight"] == [layer.layer_name for layer in report.lossless]
         assert ["a.scale"] == [layer.layer_name for layer in report.other_changes]
@@ -428,7 +428,7 @@ class TestUnsupportedLayouts:
             "a.bias": original["a.bias"],
             "norm.weight": original["norm.weight"],
         }
-        report = compared(tmp_path, original, quantized)
+        report = compare(tmp_path, original, quantized)
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert report.verdict == "inconclusive"
@@ -464,7 +464,7 @@ class TestUnsupportedLayouts:
         x, y = numbers(8, 32), codes.view(dtype) if dtype.itemsize == 1 else codes.to(dtype)
         for n, (original, quantized) in enumerate([(x, y), (y, x)]):
             (tmp_path / str(n)).mkdir()
-            report = compared(tmp_path / str(n), {"a.weight": original}, {"a.weight": quantized})
+            report = compare(tmp_path / str(n), {"a.weight": original}, {"a.weight": quantized})
 
             assert [] == report.layers == report.other_changes == report.lossless
             assert Status.INCONCLUSIVE == exit_status(report)
@@ -477,7 +477,7 @@ class TestIntegers:
     )
     def test_equal_integers_are_lossless(self, tmp_path, dtype):
         x = {"ids": torch.arange(100).to(dtype), "a.weight": numbers(2, 8)}
-        report = compared(tmp_path, x, x)
+        report = compare(tmp_path, x, x)
 
         assert [("ids", "verbatim"), ("a.weight", "dense")] == sorted(
             ((layer.layer_name, layer.format) for layer in report.lossless), reverse=True
@@ -492,7 +492,7 @@ class TestIntegers:
         same = torch.full((bits,), base).to(dtype)
         single_bits = torch.tensor([1 << n if n < 63 else -(1 << 63) for n in range(bits)]).to(dtype)
         x, y = ({f"ids.{n}": row.clone() for n, row in enumerate(t)} for t in (same, same ^ single_bits))
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
 
         assert [] == report.lossless == report.layers == report.other_changes
         assert x.keys() == {item.layer_name for item in report.not_compared}
@@ -510,7 +510,7 @@ class TestIntegers:
         ],
     )
     def test_integers_with_different_dtypes_are_not_compared(self, tmp_path, x, y):
-        report = compared(tmp_path, {"ids": torch.ones(4, dtype=x)}, {"ids": torch.ones(4, dtype=y)})
+        report = compare(tmp_path, {"ids": torch.ones(4, dtype=x)}, {"ids": torch.ones(4, dtype=y)})
 
         assert [] == report.lossless == report.other_changes
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -519,7 +519,7 @@ class TestIntegers:
 class TestBothSidesQuantized:
     def test_quantized_sides_are_compared_by_their_values(self, tmp_path):
         codes = fp8_codes(8, 32)
-        report = compared(
+        report = compare(
             tmp_path,
             {"a.weight": codes, "a.weight_scale": ONE, "b.weight": codes, "b.weight_scale": ONE},
             {"a.weight": codes, "a.weight_scale": 2 * ONE, "b.weight": codes.float()},
@@ -553,7 +553,7 @@ class TestBothSidesQuantized:
     )
     def test_same_codes_with_other_parts_are_not_lossless(self, tmp_path, original, quantized):
         codes = {"a.weight": fp8_codes(8, 32)}
-        report = compared(tmp_path, codes | original, codes | quantized)
+        report = compare(tmp_path, codes | original, codes | quantized)
 
         assert [] == [layer.layer_name for layer in report.lossless if layer.layer_name == "a.weight"]
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -564,7 +564,7 @@ class TestSelection:
         original = {"a.attn.weight": numbers(4, 32), "a.mlp.weight": numbers(4, 32), "b.mlp.weight": numbers(4, 32)}
         quantized = fp8("a.attn", 4, 32) | fp8("a.mlp", 4, 32) | {"c.mlp.weight": ONE}
         quantized |= {"a.mlp.comfy_quant": label(format="float8_e4m3fn")}
-        report = compared(tmp_path, original, quantized, layers=["attn"])
+        report = compare(tmp_path, original, quantized, layers=["attn"])
         coverage = report.coverage
 
         assert [layer.layer_name for layer in report.layers] == ["a.attn.weight"]
@@ -575,13 +575,13 @@ class TestSelection:
 
     def test_selected_but_uncompared_tensor_is_reported(self, tmp_path):
         original = {"a.attn.weight": numbers(4, 32), "a.mlp.weight": numbers(4, 32)}
-        report = compared(tmp_path, original, fp8("a.mlp", 4, 32), layers=["attn"])
+        report = compare(tmp_path, original, fp8("a.mlp", 4, 32), layers=["attn"])
 
         assert Status.INCONCLUSIVE == exit_status(report)
         assert [item.layer_name for item in report.not_compared] == ["a.attn.weight"]
 
     def test_selection_uses_original_names(self, tmp_path):
-        report = compared(
+        report = compare(
             tmp_path, {"model.a.weight": numbers(2, 8)}, {"a.weight": numbers(2, 8, seed=1)}, layers=["model.*"]
         )
 
@@ -589,7 +589,7 @@ class TestSelection:
 
     def test_empty_selection_is_wrong_usage(self, tmp_path):
         with pytest.raises(UsageError, match="attn"):
-            compared(tmp_path, {"a.weight": ONE}, {"a.weight": ONE}, layers=["attn"])
+            compare(tmp_path, {"a.weight": ONE}, {"a.weight": ONE}, layers=["attn"])
 
 
 class TestParts:
@@ -599,7 +599,7 @@ class TestParts:
         pairs, _, extra, _ = plan_of(tmp_path, {name: numbers(4, 32) for name in names}, tensors)
 
         assert {name: [f"{name}_scale"] for name in names} == {
-            name: [entry.name for entry in pair.consumed[1]] for name, pair in pairs.items()
+            name: [entry.name for entry in pair.other_entries[1]] for name, pair in pairs.items()
         }
         assert {} == extra
 
@@ -624,7 +624,7 @@ class TestParts:
         for n, (name, tensor) in enumerate(tensors.items(), 1):
             store(folder / f"model-{n:05}-of-00002.safetensors", {name: tensor})
         original = store(tmp_path / "original.safetensors", {"a.weight": numbers(4, 32)})
-        with planned(original, folder) as plan:
+        with open_pairing(original, folder) as plan:
             formats = [pair.quantized.format for pair in plan.pairs]
 
         assert formats == ["fp8_tensor"]
@@ -696,7 +696,7 @@ class TestAnyTwoCheckpoints:
     def test_every_entry_is_in_exactly_one_bucket(self, tmp_path, original, quantized, mine, yours, marker, layers):
         x, y = checkpoint_of(original, mine, False), checkpoint_of(quantized, yours, marker)
         try:
-            report = compared(tmp_path, x, y, layers=layers)
+            report = compare(tmp_path, x, y, layers=layers)
         except UsageError:  # no layer matches the pattern
             return
         for tensors, coverage in ((x, report.coverage.original), (y, report.coverage.quantized)):
@@ -719,7 +719,7 @@ class TestAnyTwoCheckpoints:
     @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_same_checkpoint_twice_has_no_different_layer(self, tmp_path, chosen):
         tensors = checkpoint_of(chosen, "", False)
-        report = compared(tmp_path, tensors, tensors)
+        report = compare(tmp_path, tensors, tensors)
 
         assert [layer.layer_name for layer in report.layers if layer.finite] == []
         assert report.other_changes == []

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from support.gguf_stored import Stored, architecture, paired, write_gguf
-from support.making import dequantized, numbers, planned, store
+from support.gguf_stored import Stored, architecture, pair_rows, write_gguf
+from support.making import numbers, open_pairing, read_whole, store
 
 import quanterr
 from quanterr.documents.gate_results import exit_status
@@ -38,20 +38,20 @@ NAMES = {
 }
 
 
-def converted(original, permuted=True, one_more=False):
+def convert(original, permuted=True, one_more=False):
     """Return the converter's version of an original, all in F32."""
     made = {}
     for name, weight in original.items():
-        module, _, kind = name.rpartition(".")
+        module, _, ending = name.rpartition(".")
         weight = weight.float()
         if "q_proj" in name and permuted:
-            weight = paired(weight, HEADS)
+            weight = pair_rows(weight, HEADS)
         if "k_proj" in name and permuted:
-            weight = paired(weight, KV_HEADS)
+            weight = pair_rows(weight, KV_HEADS)
         if "norm" in name and one_more:
             weight = weight + 1
         if module in NAMES:
-            made[f"{NAMES[module]}.{kind}"] = weight
+            made[f"{NAMES[module]}.{ending}"] = weight
     for w, word in (("w1", "gate"), ("w3", "up")):
         experts = [weight.float() for name, weight in original.items() if name.endswith(f"{w}.weight")]
         if experts:
@@ -59,26 +59,26 @@ def converted(original, permuted=True, one_more=False):
     return made
 
 
-def written(path, tensors, name="llama"):
+def write(path, tensors, name="llama"):
     stored = [Stored(name, "F32", tuple(t.shape), t.contiguous().numpy().tobytes()) for name, t in tensors.items()]
     return write_gguf(path, stored, architecture(name))
 
 
 def compare_both_ways(folder, original, tensors, name="llama"):
     x = store(folder / "original.safetensors", original)
-    y = written(folder / "model.gguf", tensors, name)
+    y = write(folder / "model.gguf", tensors, name)
     return quanterr.compare(x, y, device="cpu"), quanterr.compare(y, x, device="cpu")
 
 
 def test_every_tensor_finds_its_counterpart_in_both_directions(tmp_path):
-    for report in compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL)):
+    for report in compare_both_ways(tmp_path, ORIGINAL, convert(ORIGINAL)):
         assert [] == report.layers == report.other_changes == report.not_compared
         assert len(ORIGINAL) == len(report.lossless)
         assert Status.OK == exit_status(report)
 
 
 def test_head_rows_are_reordered_even_at_two_bits(tmp_path):
-    made = converted(ORIGINAL)
+    made = convert(ORIGINAL)
     made["blk.0.attn_q.weight"] += 0.6 * numbers(DIM, DIM, seed=50).float()
     for report in compare_both_ways(tmp_path, ORIGINAL, made, "baichuan"):
         assert 1 == len(report.layers)
@@ -99,7 +99,7 @@ def contradiction_of(report):
     ],
 )
 def test_unexpected_head_row_order_is_an_error(tmp_path, name, permuted, prescribed, other):
-    report, reverse = compare_both_ways(tmp_path, ORIGINAL, converted(ORIGINAL, permuted=permuted), name)
+    report, reverse = compare_both_ways(tmp_path, ORIGINAL, convert(ORIGINAL, permuted=permuted), name)
     finding, layers = contradiction_of(report)
 
     assert Status.INCONCLUSIVE == exit_status(report) == exit_status(reverse)
@@ -110,7 +110,7 @@ def test_unexpected_head_row_order_is_an_error(tmp_path, name, permuted, prescri
 
 
 def test_single_reordered_q_is_an_error(tmp_path):
-    made = converted(ORIGINAL, permuted=True)
+    made = convert(ORIGINAL, permuted=True)
     made["blk.0.attn_q.weight"] = ORIGINAL["model.layers.0.self_attn.q_proj.weight"].float()
     for report in compare_both_ways(tmp_path, ORIGINAL, made, "baichuan"):
         _, layers = contradiction_of(report)
@@ -120,7 +120,7 @@ def test_single_reordered_q_is_an_error(tmp_path):
 
 
 def test_other_values_are_repaired_by_no_order(tmp_path):
-    made = converted(ORIGINAL)
+    made = convert(ORIGINAL)
     made["blk.0.attn_q.weight"] = numbers(DIM, DIM, seed=99).float()
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
 
@@ -133,7 +133,7 @@ TIED = {name: weight for name, weight in ORIGINAL.items() if name != "lm_head.we
 
 @pytest.mark.parametrize("name", ["gemma", "gemma2"])
 def test_norms_stored_plus_one_are_compared_as_such(tmp_path, name):
-    made = converted(TIED, permuted=False, one_more=True)
+    made = convert(TIED, permuted=False, one_more=True)
     for report in compare_both_ways(tmp_path, TIED, made, name):
         assert [] == report.layers == report.other_changes == report.not_compared
 
@@ -146,7 +146,7 @@ def test_norms_stored_plus_one_are_compared_as_such(tmp_path, name):
     ],
 )
 def test_unexpected_norm_offset_is_an_error(tmp_path, name, one_more, prescribed, other):
-    made = converted(TIED, permuted=name == "llama", one_more=one_more)
+    made = convert(TIED, permuted=name == "llama", one_more=one_more)
     report, reverse = compare_both_ways(tmp_path, TIED, made, name)
     finding, layers = contradiction_of(report)
 
@@ -157,7 +157,7 @@ def test_unexpected_norm_offset_is_an_error(tmp_path, name, one_more, prescribed
 
 
 def test_embedding_does_not_replace_a_head_on_the_other_side(tmp_path):
-    made = converted(ORIGINAL, permuted=False, one_more=True)  # Gemma has no separate head
+    made = convert(ORIGINAL, permuted=False, one_more=True)  # Gemma has no separate head
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made, "gemma")
 
     assert [] == report.layers
@@ -167,7 +167,7 @@ def test_embedding_does_not_replace_a_head_on_the_other_side(tmp_path):
 
 
 def test_tensor_with_another_shape_is_not_compared(tmp_path):
-    made = converted(ORIGINAL)
+    made = convert(ORIGINAL)
     made["blk.0.ffn_down.weight"] = made["blk.0.ffn_down.weight"].view(96, DIM)
     for report in compare_both_ways(tmp_path, ORIGINAL, made):
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -182,18 +182,18 @@ def test_experts_are_found_in_their_stacks(tmp_path, fused):
     if fused:
         gate, up = (torch.stack([t for n, t in EXPERTS.items() if n.endswith(f"{w}.weight")]) for w in ("w1", "w3"))
         original = {"model.layers.0.mlp.experts.gate_up_proj": torch.cat([gate, up], 1)}
-    made = converted(EXPERTS) | {"token_embd.weight": ORIGINAL["model.embed_tokens.weight"].float()}
+    made = convert(EXPERTS) | {"token_embd.weight": ORIGINAL["model.embed_tokens.weight"].float()}
     original["model.embed_tokens.weight"] = ORIGINAL["model.embed_tokens.weight"]
     x = store(tmp_path / "original.safetensors", original)
-    with planned(x, written(tmp_path / "model.gguf", made)) as plan:
+    with open_pairing(x, write(tmp_path / "model.gguf", made)) as plan:
         assert original.keys() == {pair.name for pair in plan.pairs}
         assert [] == plan.leftovers
         for pair in plan.pairs:
-            assert torch.equal(original[pair.name].float().view(pair.quantized.matrix), dequantized(pair.quantized))
+            assert torch.equal(original[pair.name].float().view(pair.quantized.matrix), read_whole(pair.quantized))
 
 
 def test_tensor_computed_by_the_converter_is_not_a_weight(tmp_path):
-    made = converted(ORIGINAL) | {"rope_freqs.weight": torch.ones(8)}
+    made = convert(ORIGINAL) | {"rope_freqs.weight": torch.ones(8)}
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
 
     assert Status.OK == exit_status(report)
@@ -201,7 +201,7 @@ def test_tensor_computed_by_the_converter_is_not_a_weight(tmp_path):
 
 
 def test_missing_tensor_is_reported(tmp_path):
-    made = converted(ORIGINAL)
+    made = convert(ORIGINAL)
     del made["blk.0.attn_v.weight"]
     report, _ = compare_both_ways(tmp_path, ORIGINAL, made)
 
@@ -213,7 +213,7 @@ def test_leading_ones_dropped_by_ggml_are_restored(tmp_path):
     original = {"blocks.0.modulation": numbers(1, 6, 64, seed=1), "x_pad_token": numbers(1, 64, seed=2)}
     without = {name: weight.float().squeeze(0) for name, weight in original.items()}
     x = store(tmp_path / "x.safetensors", original)
-    report = quanterr.compare(x, written(tmp_path / "y.gguf", without, "wan"), device="cpu")
+    report = quanterr.compare(x, write(tmp_path / "y.gguf", without, "wan"), device="cpu")
     of_another = quanterr.compare(x, store(tmp_path / "z.safetensors", without), device="cpu")
 
     assert ([], 2) == (report.not_compared, len(report.lossless))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.making import compared, numbers, store
+from support.making import compare, numbers, store
 from support.smoothed import BLOCK, FED, factors, int4, model
 
 from quanterr.checkpoints import open_checkpoint
@@ -12,7 +12,7 @@ from quanterr.pairing.sampling import error_up_to_factor, relative_error
 from quanterr.selection import LayerSelection
 
 
-def folded(report):
+def list_folded(report):
     return [finding for finding in report.findings if finding.code == "folded_scales"]
 
 
@@ -24,22 +24,22 @@ class TestNorm:
         y = x | {norm: x[norm] / s} | {name: int4(x[name] * s) for name in FED}
         if less_one:
             x, y = x | {norm: x[norm] - 1}, y | {norm: y[norm] - 1}
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
         layers = {layer.layer_name: layer.snr_db for layer in report.layers}
 
         assert set(FED) == layers.keys()
         assert all(snr > 10 for snr in layers.values())
-        assert [("info", norm)] == [(finding.severity, finding.layer) for finding in folded(report)]
-        assert folded(report)[0].evidence["snr_db_as_stored"] < 9 < 10 < folded(report)[0].evidence["snr_db"]
-        assert set(FED) == set(folded(report)[0].evidence["layers"])
+        assert [("info", norm)] == [(finding.severity, finding.layer) for finding in list_folded(report)]
+        assert list_folded(report)[0].evidence["snr_db_as_stored"] < 9 < 10 < list_folded(report)[0].evidence["snr_db"]
+        assert set(FED) == set(list_folded(report)[0].evidence["layers"])
         assert Status.OK == exit_status(report)
 
     def test_norm_scales_missing_in_a_following_weight_are_an_error(self, tmp_path):
         x, s = model(), factors(128)
         norm = f"{BLOCK}input_layernorm.weight"
         y = x | {norm: x[norm] / s, FED[0]: int4(x[FED[0]] * s)} | {name: int4(x[name]) for name in FED[1:]}
-        report = compared(tmp_path, x, y)
-        _, error = folded(report)
+        report = compare(tmp_path, x, y)
+        _, error = list_folded(report)
 
         assert ("error", norm, FED[1:]) == (error.severity, error.layer, error.evidence["layers"])
         assert Status.INCONCLUSIVE == exit_status(report)
@@ -48,25 +48,25 @@ class TestNorm:
         x = model()
         norm = f"{BLOCK}input_layernorm.weight"
         y = x | {norm: x[norm] / factors(128)} | {name: int4(x[name]) for name in FED}
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
 
-        assert [] == folded(report)
+        assert [] == list_folded(report)
         assert all(layer.snr_db > 10 for layer in report.layers)
 
     def test_unchanged_norm_hides_no_scaled_weight(self, tmp_path):
         x, s = model(), factors(128)
-        report = compared(tmp_path, x, x | {name: int4(x[name] * s) for name in FED})
+        report = compare(tmp_path, x, x | {name: int4(x[name] * s) for name in FED})
 
-        assert [] == folded(report)
+        assert [] == list_folded(report)
         assert all(layer.snr_db < 9 for layer in report.layers)
 
     def test_norm_in_another_block_is_not_considered(self, tmp_path):
         x, s = model(), factors(128)
         other = "model.layers.1.input_layernorm.weight"
         x |= {other: torch.ones(128)}
-        report = compared(tmp_path, x, x | {other: 1 / s} | {name: int4(x[name] * s) for name in FED})
+        report = compare(tmp_path, x, x | {other: 1 / s} | {name: int4(x[name] * s) for name in FED})
 
-        assert [] == folded(report)
+        assert [] == list_folded(report)
 
 
 class TestWeight:
@@ -75,9 +75,9 @@ class TestWeight:
     def test_weight_that_absorbed_scales_is_found_and_undone(self, tmp_path):
         x, s = model(), 3 * factors(96)
         y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s)}
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
 
-        assert {self.UP, self.DOWN} == set(folded(report)[0].evidence["layers"])
+        assert {self.UP, self.DOWN} == set(list_folded(report)[0].evidence["layers"])
         assert all(layer.snr_db > 10 for layer in report.layers)
 
     @pytest.mark.parametrize("wrong", [UP, DOWN])
@@ -86,16 +86,16 @@ class TestWeight:
         other[40] = 1.5
         moved = {self.UP: x[self.UP] / s[:, None], self.DOWN: x[self.DOWN] * s}
         moved[wrong] = moved[wrong] * (other[:, None] if wrong == self.UP else other)
-        report = compared(tmp_path, x, x | {name: int4(weight) for name, weight in moved.items()})
-        _, finding = folded(report)
+        report = compare(tmp_path, x, x | {name: int4(weight) for name, weight in moved.items()})
+        _, finding = list_folded(report)
 
         assert ("warning", self.UP, [40]) == (finding.severity, finding.layer, finding.evidence["rows"])
 
     def test_single_scaled_weight_is_not_repaired(self, tmp_path):
         x, s = model(), 3 * factors(96)
-        report = compared(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
+        report = compare(tmp_path, x, x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN])})
 
-        assert [] == folded(report)
+        assert [] == list_folded(report)
         assert [(self.UP, "scale_factor")] == [(f.layer, f.code) for f in report.findings if f.severity == "error"]
 
 
@@ -117,7 +117,7 @@ def test_coarse_rounding_is_not_a_fold(tmp_path, seed):
     for weight in x.values():
         weight[:, 7::30] *= 4
 
-    assert [] == folded(compared(tmp_path, x, {name: int2(weight) for name, weight in x.items()}))
+    assert [] == list_folded(compare(tmp_path, x, {name: int2(weight) for name, weight in x.items()}))
 
 
 class TestConnectedFolds:
@@ -139,8 +139,8 @@ class TestConnectedFolds:
             | {norm: x[norm] / s, self.NORM: x[self.NORM] / t}
             | {name: int4(x[name] * f) for name, f in moved.items()}
         )
-        report = compared(tmp_path, x, y)
-        (fold,) = folded(report)
+        report = compare(tmp_path, x, y)
+        (fold,) = list_folded(report)
 
         assert set(moved) == set(fold.evidence["layers"])
         assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
@@ -156,7 +156,7 @@ class TestConnectedFolds:
         x = {name: numbers(96, 128, seed=n) for n, name in enumerate((*first, first_name))}
         x |= {second: numbers(128, 96, seed=7), f"{block}fc1.bias": numbers(1, 96, seed=8)[0].float()}
         for norm in ("self_attn_layer_norm", "final_layer_norm"):
-            x |= {f"{block}{norm}.{kind}": 1 + numbers(1, 128, seed=9)[0].float() for kind in ("weight", "bias")}
+            x |= {f"{block}{norm}.{ending}": 1 + numbers(1, 128, seed=9)[0].float() for ending in ("weight", "bias")}
         moved = dict.fromkeys(first, s) | {first_name: s / t[:, None], second: t}
         y = (
             x
@@ -164,7 +164,7 @@ class TestConnectedFolds:
             | {f"{block}fc1.bias": x[f"{block}fc1.bias"] / t}
         )
         y |= {name: int4(x[name] * f) for name, f in moved.items()}
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
 
         assert {layer.layer_name: pytest.approx(layer.snr_db, abs=0.3) for layer in report.layers} == {
             name: true_db(x[name], y[name] / f) for name, f in moved.items()
@@ -177,7 +177,7 @@ class TestConnectedFolds:
         x, u = {self.V: numbers(64, 128, seed=3), self.OUT: numbers(128, 128, seed=10)}, 3 * factors(64)
         repeated = u.repeat(2) if tiled else u.view(2, 1, 32).expand(2, 2, 32).reshape(-1)
         y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * repeated)}
-        report = compared(tmp_path, x, y, config=declared | {"num_key_value_heads": 2})
+        report = compare(tmp_path, x, y, config=declared | {"num_key_value_heads": 2})
         wrong = [
             finding.layer
             for finding in report.findings
@@ -185,7 +185,7 @@ class TestConnectedFolds:
         ]
 
         assert ([self.OUT] if tiled else []) == wrong
-        assert {self.V, self.OUT} == set(folded(report)[0].evidence["layers"])
+        assert {self.V, self.OUT} == set(list_folded(report)[0].evidence["layers"])
 
     BIASED = "model.layers.0.self_attn.v_proj.bias"
 
@@ -194,7 +194,7 @@ class TestConnectedFolds:
         x, u = {self.V: numbers(64, 128, seed=3), self.OUT: numbers(64, 64, seed=10)}, 3 * factors(64)
         x[self.BIASED] = numbers(64, seed=11)
         y = {self.V: int4(x[self.V] / u[:, None]), self.OUT: int4(x[self.OUT] * u)}
-        report = compared(tmp_path, x, y | {self.BIASED: x[self.BIASED] / (1 if forgotten else u)})
+        report = compare(tmp_path, x, y | {self.BIASED: x[self.BIASED] / (1 if forgotten else u)})
         errors = [(finding.code, finding.layer) for finding in report.findings if finding.severity == "error"]
 
         assert ([("folded_scales", self.BIASED)] if forgotten else []) == errors
@@ -202,13 +202,11 @@ class TestConnectedFolds:
 
     @pytest.mark.parametrize("forgotten", [False, True], ids=["undone", "forgotten"])
     def test_norm_folds_apply_to_the_norm_bias_too(self, tmp_path, forgotten):
-        norm, bias = (f"{BLOCK}input_layernorm.{kind}" for kind in ("weight", "bias"))
+        norm, bias = (f"{BLOCK}input_layernorm.{ending}" for ending in ("weight", "bias"))
         x, s = model() | {bias: numbers(128, seed=11)}, factors(128)
         y = x | {norm: x[norm] / s, bias: x[bias] / (1 if forgotten else s)} | {name: int4(x[name] * s) for name in FED}
         errors = [
-            (finding.code, finding.layer)
-            for finding in compared(tmp_path, x, y).findings
-            if finding.severity == "error"
+            (finding.code, finding.layer) for finding in compare(tmp_path, x, y).findings if finding.severity == "error"
         ]
 
         assert ([("folded_scales", bias)] if forgotten else []) == errors
@@ -216,9 +214,9 @@ class TestConnectedFolds:
     def test_zero_columns_and_mismatched_rows_are_not_explained(self, tmp_path):
         x, s = model(), factors(96)
         y = x | {self.UP: int4(x[self.UP] / s[:, None]), self.DOWN: int4(x[self.DOWN] * s.flip(0))}
-        report = compared(tmp_path, x, y)
+        report = compare(tmp_path, x, y)
 
-        assert [] == folded(report)
+        assert [] == list_folded(report)
         assert "pass" != report.verdict
 
 
@@ -227,7 +225,7 @@ def test_declared_fused_rotation_is_an_error(tmp_path):
     transform = {"config_groups": {"R1": {"type": "hadamard", "apply": [place]}}}
     config = {"quantization_config": {"quant_method": "compressed-tensors", "transform_config": transform}}
     x = {"q_proj.weight": numbers(32, 64)}
-    report = compared(tmp_path, x, {"q_proj.weight": numbers(32, 64, seed=1)}, config=config)
+    report = compare(tmp_path, x, {"q_proj.weight": numbers(32, 64, seed=1)}, config=config)
 
     assert "rotated_weights" in {finding.code for finding in report.findings}
     assert Status.INCONCLUSIVE == exit_status(report)
@@ -240,13 +238,13 @@ def test_nearly_constant_norm_factor_is_a_fold_if_weights_compensate(tmp_path, b
     rounded = int4 if bits == 4 else lambda weight: (weight.float() * 50).round() / 50
     y = x | {norm: x[norm] / s} | {name: rounded(x[name] * s).bfloat16() for name in FED}
     right, wrong = (
-        compared(tmp_path, x, y),
-        compared(tmp_path, x, y | {name: rounded(x[name]).bfloat16() for name in FED}),
+        compare(tmp_path, x, y),
+        compare(tmp_path, x, y | {name: rounded(x[name]).bfloat16() for name in FED}),
     )
 
-    assert [norm] == [finding.layer for finding in folded(right)]
+    assert [norm] == [finding.layer for finding in list_folded(right)]
     assert "scale_factor" not in {finding.code for finding in right.findings}
-    assert [] == folded(wrong)
+    assert [] == list_folded(wrong)
     assert "scale_factor" in {finding.code for finding in wrong.findings}
 
 
@@ -256,9 +254,9 @@ def test_noisy_norm_is_not_a_fold(tmp_path):
     x = model()
     noisy = x[norm] * (1 + 0.02 * torch.randn(128, generator=torch.Generator().manual_seed(1)))
     y = x | {norm: noisy} | {name: int4(x[name]).bfloat16() for name in FED}
-    report = compared(tmp_path, x, y)
+    report = compare(tmp_path, x, y)
 
-    assert [] == folded(report)
+    assert [] == list_folded(report)
     assert "unquantized_changed" in {finding.code for finding in report.findings}
 
 

@@ -149,8 +149,8 @@ class TestChoice:
         """A recipe fits a budget of the bits in its name, although its scales take slightly more."""
         all_of_it = plan(original, bits=16, to=["int8_row"], device="cpu")
         exact = 8 * (all_of_it.uniform[0].bytes - all_of_it.unplanned_bytes) / (len(LAYERS) * 32 * 128)
-        for least, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
-            new_plan = plan(original, bits=least, to=["int8_row", "int4_g32"], device="cpu")
+        for bits, fits in ((exact - 4e-4, True), (exact - 6e-4, False)):
+            new_plan = plan(original, bits=bits, to=["int8_row", "int4_g32"], device="cpu")
             assert fits == {uniform.recipe: uniform.fits for uniform in new_plan.uniform}["int8_row"]
 
     def test_curve_falls_and_uniform_plans_lie_on_or_above_it(self, original):
@@ -526,7 +526,7 @@ class TestExports:
 class TestCompare:
     @pytest.fixture(scope="class")
     @classmethod
-    def made(cls, original):
+    def files(cls, original):
         """A plan, and the checkpoint that it describes."""
         new_plan = plan(original, bits=6, to=TO, device="cpu")
         recipes = {
@@ -534,16 +534,16 @@ class TestCompare:
         }
         return new_plan, recipes
 
-    def test_planned_file_passes_its_plan(self, original, made):
-        new_plan, recipes = made
+    def test_planned_file_passes_its_plan(self, original, files):
+        new_plan, recipes = files
         produced, _ = mix_recipes(original, recipes, "produced")
         report = check_against_plan(quanterr.compare(original, produced, device="cpu"), new_plan)
 
         assert ("pass", "pass", True) == (report.verdict, report.gates[0].status, report.gated), report.reasons
         assert 6 == report.gates[0].judged
 
-    def test_another_recipe_or_a_lower_snr_is_named(self, original, made):
-        new_plan, recipes = made
+    def test_another_recipe_or_a_lower_snr_is_named(self, original, files):
+        new_plan, recipes = files
         name = LAYERS[2]
         other, _ = mix_recipes(original, recipes | {name: parse_recipe("fp8_tensor")}, "produced")
         report = check_against_plan(quanterr.compare(original, other, device="cpu"), new_plan)
@@ -551,8 +551,8 @@ class TestCompare:
         assert "is fp8_tensor, planned " in report.reasons[0]
 
         worse = parse_recipe("int4_g32:scales=p70")
-        least = next(layer.layer_name for layer in new_plan.layers if layer.recipe == "int4_g32")
-        other, _ = mix_recipes(original, recipes | {least: worse}, "produced")
+        layer_name = next(layer.layer_name for layer in new_plan.layers if layer.recipe == "int4_g32")
+        other, _ = mix_recipes(original, recipes | {layer_name: worse}, "produced")
         gate = check_against_plan(quanterr.compare(original, other, device="cpu"), new_plan).gates[0]
         assert "fail" == gate.status
         assert "dB, planned" in gate.violations[0].reason
@@ -576,34 +576,34 @@ class TestCompare:
         assert {"ct_pack"} == {layer.format for layer in new_plan.layers}
         assert "pass" == gate.status, gate.message
 
-    def test_unplanned_layers_may_only_be_cast(self, original, made, tmp_path):
-        new_plan, _ = made
+    def test_unplanned_layers_may_only_be_cast(self, original, files, tmp_path):
+        new_plan, _ = files
         tensors = load_file(original.path)
         norm = "model.norm.weight"
         some = replace(new_plan, layers=new_plan.layers[1:])
         left = new_plan.layers[0].layer_name
 
-        def changed(name, weight):
+        def change(name, weight):
             where = tmp_path / "y.safetensors"
             save_file(tensors | {name: weight}, where)
             gate = check_against_plan(quanterr.compare(original, where, device="cpu"), some).gates[0]
             return [violation.layer for violation in gate.violations if "not in the plan" in violation.reason]
 
         weight = tensors[left]
-        assert [] == changed(left, weight.bfloat16())
-        assert [] == changed(left, weight.half())
-        assert [left] == changed(left, weight * (1 + 2**-12))  # stored as before, without a cast
-        assert [left] == changed(left, weight.flip(0).bfloat16())
-        assert [left] == changed(left, (weight * 1.01).half())
-        assert [norm] == changed(norm, (tensors[norm].float() * 1.04).half())
+        assert [] == change(left, weight.bfloat16())
+        assert [] == change(left, weight.half())
+        assert [left] == change(left, weight * (1 + 2**-12))  # stored as before, without a cast
+        assert [left] == change(left, weight.flip(0).bfloat16())
+        assert [left] == change(left, (weight * 1.01).half())
+        assert [norm] == change(norm, (tensors[norm].float() * 1.04).half())
 
     @pytest.mark.parametrize(("code", "unplanned"), [("folded_scales", []), ("excess_error", ["model.norm.weight"])])
-    def test_layer_that_absorbed_scales_may_change(self, original, made, tmp_path, code, unplanned):
+    def test_layer_that_absorbed_scales_may_change(self, original, files, tmp_path, code, unplanned):
         tensors, norm = load_file(original.path), "model.norm.weight"
         changed = store(tmp_path / "y.safetensors", tensors | {norm: (tensors[norm].float() * 1.04).half()})
         report = quanterr.compare(original, changed, device="cpu")
         with_finding = replace(report, findings=[make_finding(code, "info", norm, "it was changed")])
-        gate = check_against_plan(with_finding, made[0]).gates[0]
+        gate = check_against_plan(with_finding, files[0]).gates[0]
 
         assert unplanned == [violation.layer for violation in gate.violations if "not in the plan" in violation.reason]
 
@@ -620,8 +620,8 @@ class TestCompare:
 
         assert verdict == gate.status, gate.message
 
-    def test_all_planned_layers_must_be_there(self, original, made):
-        new_plan, recipes = made
+    def test_all_planned_layers_must_be_there(self, original, files):
+        new_plan, recipes = files
         produced, _ = mix_recipes(original, recipes, "produced")
         report = quanterr.compare(original, produced, layers=["model.layers.0.*"], device="cpu")
         judged = check_against_plan(report, new_plan)
@@ -631,17 +631,17 @@ class TestCompare:
         assert "was planned but not compared" in judged.reasons[0]
 
     @pytest.mark.parametrize("change", [torch.neg, lambda weight: weight.roll(1, 0), lambda weight: weight * 2])
-    def test_plan_for_an_original_with_the_same_names_is_refused(self, original, made, tmp_path, change):
+    def test_plan_for_an_original_with_the_same_names_is_refused(self, original, files, tmp_path, change):
         tensors = load_file(original.path)
         tensors[LAYERS[1]] = change(tensors[LAYERS[1]])
         other = store(tmp_path / "other.safetensors", tensors)
         with pytest.raises(UsageError, match=rf"the plan was made for another original: .*{LAYERS[1]}"):
-            check_against_plan(quanterr.compare(other, other, device="cpu"), made[0])
+            check_against_plan(quanterr.compare(other, other, device="cpu"), files[0])
 
-    def test_edited_plan_is_reported(self, made, tmp_path, capsys):
+    def test_edited_plan_is_reported(self, files, tmp_path, capsys):
         where = tmp_path / "p.json"
-        made[0].save(where)
-        assert made[0] == quanterr.read_document(str(where))
+        files[0].save(where)
+        assert files[0] == quanterr.read_document(str(where))
         assert not capsys.readouterr().err
 
         where.write_text(where.read_text().replace('"int4_g32"', '"int8_channel"', 1))
@@ -670,11 +670,11 @@ class TestCompare:
         assert 6 == len(quanterr.read_document(str(where)).layers)
         assert 2 == call("plan", original.path, "--size", "6 apples").returncode
 
-    def test_damaged_plan_or_plan_for_another_model_is_refused(self, original, made, tmp_path):
+    def test_damaged_plan_or_plan_for_another_model_is_refused(self, original, files, tmp_path):
         (tmp_path / "p.json").write_text('{"schema": "quanterr.report"}')
         with pytest.raises(ReportError, match=r"not a plan of quanterr"):
             read_stored(str(tmp_path / "p.json"), Plan)
         save_file({"other.weight": torch.ones(4, 4)}, tmp_path / "o.safetensors")
         report = quanterr.compare(tmp_path / "o.safetensors", tmp_path / "o.safetensors")
         with pytest.raises(UsageError, match="names none of the compared layers"):
-            check_against_plan(report, made[0])
+            check_against_plan(report, files[0])

@@ -38,7 +38,7 @@ sys.path.insert(0, str(HERE.parent))
 import torch  # noqa: E402
 from common import DECLARATIONS, MIXED, ONE  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from support.making import dequantized, planned  # noqa: E402  # tests/support/making.py
+from support.making import open_pairing, read_whole  # noqa: E402  # tests/support/making.py
 from torch import Tensor  # noqa: E402
 
 import quanterr  # noqa: E402
@@ -104,8 +104,8 @@ def environment(folder: Path, needs: tuple[str, ...]) -> Path:
 def judge_declaration(original: Path, quantized: Path, simulated: bool, about: str) -> tuple[str, str]:
     """Return the outcome of a quantized model whose configuration is right, or wrong ``about`` a module."""
     if not about:
-        kind, why = judged(original, quantized, simulated)
-        return {"right": "silent", "undone": "silent", "WRONG": "WRONG"}.get(kind, "ALARM"), why
+        outcome, why = judge(original, quantized, simulated)
+        return {"right": "silent", "undone": "silent", "WRONG": "WRONG"}.get(outcome, "ALARM"), why
     try:
         report = quanterr.compare(original, quantized, device="cpu")
     except QuanterrError as error:
@@ -118,7 +118,7 @@ def judge_declaration(original: Path, quantized: Path, simulated: bool, about: s
     return ("named", "") if any(short in text for text in messages) else ("SILENT", f"{about} is not named")
 
 
-def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
+def judge(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
     """Return the outcome of a quantized model, and the reason for it.
 
     If its values are ``simulated``, those before writing, a value that is as near to the original may differ.
@@ -129,20 +129,20 @@ def judged(original: Path, quantized: Path, simulated: bool) -> tuple[str, str]:
     except QuanterrError as error:
         return "refused", str(error)
     wrong, unheld, undone = [], 0, False
-    with planned(original, quantized) as plan:
+    with open_pairing(original, quantized) as plan:
         for pair in plan.pairs:
             if any(UNDONE in text for text in pair.quantized.evidence):
                 undone = True
             elif pair.quantized.has_codes and pair.name not in expected:
                 unheld += 1
             elif pair.quantized.has_codes:
-                y, truth = dequantized(pair.quantized).float(), expected[pair.name]
+                y, truth = read_whole(pair.quantized).float(), expected[pair.name]
                 apart = min(
                     _apart(y, orientation.reshape(y.shape))
                     for orientation in (truth, truth.mT)
                     if orientation.numel() == y.numel()
                 )
-                x = dequantized(pair.original).float()
+                x = read_whole(pair.original).float()
                 as_near = simulated and x.shape == truth.shape and _apart(y, x) <= AS_NEAR * _apart(truth, x)
                 if not apart <= MAX_DIFFERENCE and not as_near:
                     wrong.append(f"{pair.name} as {pair.quantized.format}: {apart:.2g}")
@@ -174,47 +174,47 @@ def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]
         model, setting = made["model"], made["setting"]
         sides = models / model, out / model / setting
         if made["error"]:
-            kind, why = "not made", made["error"]
+            outcome, why = "not made", made["error"]
         elif setting in DECLARATIONS:
-            kind, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
+            outcome, why = judge_declaration(*sides, done["simulated"], DECLARATIONS[setting].about)
         else:
-            kind, why = judged(*sides, done["simulated"])
-        outcomes_found.append(Outcome(model, setting, kind, why))
-        if kind not in ("right", "silent", "named", "not made"):
-            print(f"{kind:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)
+            outcome, why = judge(*sides, done["simulated"])
+        outcomes_found.append(Outcome(model, setting, outcome, why))
+        if outcome not in ("right", "silent", "named", "not made"):
+            print(f"{outcome:8} {producer}, {model}, {setting}: {why[:200]}", flush=True)
     return f"{done['producer']} {done['version']}", outcomes_found
 
 
-def table(found: dict[str, list[Outcome]]) -> str:
+def table(outcomes: dict[str, list[Outcome]]) -> str:
     """Count outcomes by producer and setting, and name the models with wrong values.
 
     Settings of a producer with the same outcomes share a row.
     """
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for producer, of_producer in found.items():
+    for producer, of_producer in outcomes.items():
         by_setting = defaultdict(list)
         for outcome in of_producer:
             if outcome.setting not in DECLARATIONS:
                 by_setting[outcome.setting].append(outcome)
         for setting, ones in by_setting.items():
             counts = Counter(outcome.kind for outcome in ones)
-            cells = [str(counts[kind] or "") for kind in OUTCOMES]
+            cells = [str(counts[outcome] or "") for outcome in OUTCOMES]
             rows[producer, f"{' | '.join(cells)} | {_why(ones)}"].append(setting)
     lines = ["| producer | setting | " + " | ".join(OUTCOMES) + " | what |", "|---|---|" + "---|" * (len(OUTCOMES) + 1)]
     lines += [f"| {producer} | {'; '.join(settings)} | {cells} |" for (producer, cells), settings in rows.items()]
     return "\n".join(lines)
 
 
-def table_of_declarations(found: dict[str, list[Outcome]]) -> str:
+def table_of_declarations(outcomes: dict[str, list[Outcome]]) -> str:
     """List what was said of each configuration, a row for each producer, and another if it mixes bits."""
     lines = [EXPLANATION, ""]
     lines.append("| producer | modules | right | one more excluded | one less excluded | the bits of the others |")
     lines.append("|---|---|---|---|---|---|")
-    for producer, of_producer in found.items():
+    for producer, of_producer in outcomes.items():
         kinds = {outcome.setting: outcome.kind for outcome in of_producer}
         for base in (ONE, MIXED):
             if base in kinds:
-                cells = [kinds.get(f"{base}{kind}", "") for kind in KINDS_OF_CONFIGURATION]
+                cells = [kinds.get(f"{base}{ending}", "") for ending in KINDS_OF_CONFIGURATION]
                 lines.append(f"| {producer} | {base} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -236,7 +236,9 @@ def _why(ones: list[Outcome]) -> str:
             kinds[outcome.kind, outcome.why.split(":")[0][:60] if outcome.kind != "noted" else outcome.why].append(
                 outcome.model
             )
-    return "; ".join(f"{kind}: {', '.join(models)} ({why})" for (kind, why), models in kinds.items()).replace("|", "/")
+    return "; ".join(f"{outcome}: {', '.join(models)} ({why})" for (outcome, why), models in kinds.items()).replace(
+        "|", "/"
+    )
 
 
 def main() -> int:

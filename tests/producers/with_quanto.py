@@ -10,7 +10,7 @@ from optimum.quanto import quantize as quantize_modules
 from safetensors.torch import save_file
 from torch import Tensor
 
-SETTINGS = {kind.name: ({"weights": kind},) for kind in (qint8, qint4, qint2, qfloat8)}
+SETTINGS = {qtype.name: ({"weights": qtype},) for qtype in (qint8, qint4, qint2, qfloat8)}
 
 
 def quantize(model: Path, passes: tuple[dict, ...], folder: Path) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from support.forked import PLAIN_ENVIRONMENT, call
-from support.stored import original, quantized, write
+from support.stored import original, to_fp8, write
 
 import quanterr
 from quanterr.errors import Status
@@ -92,7 +92,7 @@ class TestOwnFormat:
     """A format of another package is found while quanterr's formats are imported, and so needs a process of its own."""
 
     @pytest.fixture
-    def installed(self, tmp_path):
+    def run_installed(self, tmp_path):
         """A function that runs a command where a package has an entry point of this text."""
 
         def run_with(entry, *words):
@@ -107,7 +107,7 @@ class TestOwnFormat:
 
         return run_with
 
-    def test_format_of_another_package_is_compared(self, model, tmp_path, installed):
+    def test_format_of_another_package_is_compared(self, model, tmp_path, run_installed):
         project = tomllib.loads((EXAMPLES / "own_format/pyproject.toml").read_text())["project"]
         name, value = next(iter(project["entry-points"]["quanterr.formats"].items()))
         x = load_file(model)
@@ -120,7 +120,7 @@ class TestOwnFormat:
             u = codes.double() / 127.5 - 1
             expected[weight] = (u.sign() * (256 ** u.abs() - 1) / 255).float() * scale[:, None]
         save_file(stored, tmp_path / "q.safetensors")
-        done = installed(f"{name} = {value}", "compare", str(model), str(tmp_path / "q.safetensors"), "--json")
+        done = run_installed(f"{name} = {value}", "compare", str(model), str(tmp_path / "q.safetensors"), "--json")
         layers = {layer["layer_name"]: layer for layer in json.loads(done.stdout)["layers"]}
 
         assert 0 == done.returncode, done.stderr
@@ -136,8 +136,8 @@ class TestOwnFormat:
             ("x = quanterr.formats.eetq", "quanterr.formats.eetq: a format named eetq exists already"),
         ],
     )
-    def test_broken_format_of_another_package_is_named(self, model, installed, entry, message):
-        done = installed(entry, "inspect", str(model))
+    def test_broken_format_of_another_package_is_named(self, model, run_installed, entry, message):
+        done = run_installed(entry, "inspect", str(model))
 
         assert Status.USAGE == done.returncode
         assert message in done.stderr
@@ -196,7 +196,7 @@ class TestJobs:
     @pytest.fixture
     def folder(self, tmp_path):
         write(tmp_path / "original/model.safetensors", self.model())
-        write(tmp_path / "quantized/model.safetensors", quantized(self.model()))
+        write(tmp_path / "quantized/model.safetensors", to_fp8(self.model()))
         (tmp_path / "ci").mkdir()
         shutil.copy(EXAMPLES / "ci/thresholds.toml", tmp_path / "ci")
         report = quanterr.compare(tmp_path / "original", tmp_path / "quantized")
@@ -216,7 +216,7 @@ class TestJobs:
     def test_jobs_stop_worse_results(self, job, folder):
         noise = torch.Generator().manual_seed(1)
         worse = {name: x + 0.02 * x.std() * torch.randn(x.shape, generator=noise) for name, x in self.model().items()}
-        write(folder / "quantized/model.safetensors", quantized(worse))
+        write(folder / "quantized/model.safetensors", to_fp8(worse))
 
         assert {"compare": Status.OK, "gate": Status.GATE_FAILED, "diff": Status.OK} == self.statuses(job, folder)
 

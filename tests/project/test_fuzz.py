@@ -60,7 +60,7 @@ def target_of(check):
     return Target("made_up", lambda random: random.randbytes(8), check)
 
 
-def found(check, folder, n=20, **limits):
+def find(check, folder, n=20, **limits):
     return run(target_of(check), n, 0, 2, Limits(**limits), folder)
 
 
@@ -70,7 +70,7 @@ def test_input_that_raises_a_foreign_error_is_saved(tmp_path):
             raise KeyError("surprise")
         return "taken"
 
-    result = found(check, tmp_path)
+    result = find(check, tmp_path)
 
     assert {"taken": 19} == result.outcomes
     assert 1 == sum(result.defects.values())
@@ -84,7 +84,7 @@ def test_slow_input_is_saved(tmp_path):
             time.sleep(0.01)
         return "taken"
 
-    result = found(check, tmp_path, seconds=0.2)
+    result = find(check, tmp_path, seconds=0.2)
 
     assert {"taken": 19} == result.outcomes
     assert "takes too long" in next(iter(result.defects))
@@ -95,7 +95,7 @@ def test_input_that_takes_too_much_memory_is_saved(tmp_path):
     def check(raw):
         return str(len(bytearray(1 << 30))) if raw == Random(5).randbytes(8) else "taken"
 
-    result = found(check, tmp_path, memory=256)
+    result = find(check, tmp_path, memory=256)
 
     assert {"taken": 19} == result.outcomes
     assert "MemoryError" in next(iter(result.defects))
@@ -114,7 +114,7 @@ def test_input_that_ends_the_process_is_saved_and_the_others_are_checked(tmp_pat
             time.sleep(60)
         return "taken"
 
-    result = found(check, tmp_path, seconds=0.2)
+    result = find(check, tmp_path, seconds=0.2)
 
     assert 1 == sum(result.defects.values())
     assert (tmp_path / "made_up-4").read_bytes() == Random(4).randbytes(8)

@@ -51,7 +51,7 @@ def room(module):
 
 
 @cache
-def imported(module, at_once=False):
+def list_imports(module, at_once=False):
     """Return a module's imports from the package, and torch; ``at_once``: only those at import time."""
     tree = ast.parse(MODULES[module].read_text())
     if at_once:
@@ -75,7 +75,7 @@ def test_imports_point_downwards():
     for module in sorted(MODULES):
         floor = next(n for n, rooms in enumerate(FLOORS) if room(module) in rooms)
         allowed = {room(module)}.union(*FLOORS[:floor])
-        own_imports = {name for name in imported(module) if name.startswith("quanterr")}
+        own_imports = {name for name in list_imports(module) if name.startswith("quanterr")}
         upwards += [(module, name) for name in own_imports if room(name) not in allowed]
 
     assert [] == upwards
@@ -96,7 +96,7 @@ def test_documents_name_modules_of_views_and_outputs_in_one_place():
 
 def test_evaluation_is_imported_by_commands_alone():
     """Packages that compare, judge and show import nothing from evaluation/ but its documents."""
-    users = {module for module in MODULES for name in imported(module) if room(name) == "evaluation"}
+    users = {module for module in MODULES for name in list_imports(module) if room(name) == "evaluation"}
 
     assert {"cli", "dequantization", "evaluation", "lm_eval", "planning"} == {room(module) for module in users}
     assert {"quanterr.planning.verification"} == {module for module in users if room(module) == "planning"}
@@ -118,7 +118,7 @@ def test_evaluation_uses_no_private_names_of_others():
 
 def test_imports_form_no_cycle():
     """Imports for types and within functions count, too."""
-    left = {module: {name for name in imported(module) if name in MODULES} - {module} for module in MODULES}
+    left = {module: {name for name in list_imports(module) if name in MODULES} - {module} for module in MODULES}
     while leaves := {module for module, others in left.items() if not others & left.keys()}:
         left = {module: others for module, others in left.items() if module not in leaves}
 
@@ -140,7 +140,7 @@ def test_formats_do_not_import_each_other():
     formats = {module for module in MODULES if module.startswith("quanterr.formats.") and module.count(".") == 2}
     formats -= {"quanterr.formats.base", "quanterr.formats.shared"}
 
-    assert set() == {(module, other) for module in formats for other in imported(module) & formats}
+    assert set() == {(module, other) for module in formats for other in list_imports(module) & formats}
 
 
 def test_commands_that_need_no_torch_do_not_import_it():

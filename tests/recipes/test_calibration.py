@@ -38,12 +38,12 @@ def test_search_minimizes_the_weighted_error(files, recipe):
 
 def test_best_among_twenty_scales_has_the_smallest_weighted_error(files):
     x, means, *_ = files
-    groups, weights, least = x.view(96, 8, 32), means.view(8, 32), torch.full((96, 8), torch.inf)
+    groups, weights, errors = x.view(96, 8, 32), means.view(8, 32), torch.full((96, 8), torch.inf)
     for ratio in RATIOS:
         scale = groups.abs().amax(2, keepdim=True) * ratio / 7.5
         error = ((groups / scale).round().clamp(-8, 7) * scale - groups).square()
-        least = torch.minimum(least, (error * weights).sum(2))
-    best = 10 * torch.log10((x.square() * means).sum() / least.sum())
+        errors = torch.minimum(errors, (error * weights).sum(2))
+    best = 10 * torch.log10((x.square() * means).sum() / errors.sum())
 
     assert (
         pytest.approx(float(best), abs=1e-4) == swept(files, "int4_g32:scales=mse", importance=files[3]).weighted_snr_db

@@ -59,8 +59,8 @@ def snr(x, y):
     return float(10 * torch.log10(x.square().sum() / (y - x).square().sum()))
 
 
-def _type(kind):
-    return gguf.GGMLQuantizationType[kind.upper()]
+def _type(ggml_type):
+    return gguf.GGMLQuantizationType[ggml_type.upper()]
 
 
 @pytest.mark.parametrize("case", VALUES)
@@ -75,12 +75,12 @@ class TestKTypes:
     """llama-quantize is no Python code; its files of a trained model have these SNRs without an importance matrix."""
 
     @pytest.mark.parametrize(
-        ("recipe", "least"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
+        ("recipe", "min_snr_db"), [("q6_k", 34.9), ("q5_k", 28.7), ("q4_k", 22.7), ("q3_k", 16.3), ("q2_k", 10.3)]
     )
-    def test_search_reaches_its_usual_level(self, recipe, least):
+    def test_search_reaches_its_usual_level(self, recipe, min_snr_db):
         x = torch.randn(32, 512, generator=torch.Generator().manual_seed(5))
 
-        assert least < snr(x, fake_quantize(x, f"gguf_{recipe}"))
+        assert min_snr_db < snr(x, fake_quantize(x, f"gguf_{recipe}"))
 
     def test_search_comes_near_the_real_writer(self):
         """The golden file holds a weight's first rows before and after llama-quantize, without an importance matrix."""
@@ -125,12 +125,12 @@ def test_small_weight_is_encoded_once(tmp_path, monkeypatch, rows, times):
         assert {whole[1][7 * row : 10 * row]} == some
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])
-def test_most_values_equal_the_real_writer_with_importance(kind):
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q6_k"])
+def test_most_values_equal_the_real_writer_with_importance(name):
     """The golden file holds a weight's first rows by llama-quantize --imatrix; its compiler may fuse operations."""
     golden = load(lzma.decompress((GOLDEN / "with_importance.safetensors.xz").read_bytes()))
-    x, theirs, ggml_type = golden["x"].float(), golden[kind], gguf.GGMLQuantizationType[kind.upper()]
-    encoder = parse_recipe(f"gguf_{kind}").encoder
+    x, theirs, ggml_type = golden["x"].float(), golden[name], gguf.GGMLQuantizationType[name.upper()]
+    encoder = parse_recipe(f"gguf_{name}").encoder
     [codes] = encoder.list_tensors(Source(*x.shape, "F32"))
     raw = torch.empty(_count_bytes(codes.dtype, codes.shape), dtype=torch.uint8)
     encoder.encode(x, 0, (), raw, golden["importance"])
@@ -451,12 +451,13 @@ class TestSweep:
             quanterr.sweep(path, ["int4_g32"], layers=["up_proj"], device="cpu")
 
     @pytest.mark.parametrize(
-        ("kind", "fallback"), [("q6_k", "Q8_0"), ("q5_k", "Q5_1"), ("q4_k", "Q5_0"), ("q3_k", "Q4_0"), ("q2_k", "Q4_0")]
+        ("ggml_type", "fallback"),
+        [("q6_k", "Q8_0"), ("q5_k", "Q5_1"), ("q4_k", "Q5_0"), ("q3_k", "Q4_0"), ("q2_k", "Q4_0")],
     )
-    def test_k_type_falls_back_as_llama_quantize_does(self, kind, fallback, tmp_path):
+    def test_k_type_falls_back_as_llama_quantize_does(self, ggml_type, fallback, tmp_path):
         """Rows of 256 fill its blocks; rows of 96 get the values that gguf writes for the other type."""
         x = {"a.up_proj.weight": numbers(8, 256).float(), "a.down_proj.weight": numbers(8, 96, seed=1).float()}
-        path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{kind}"
+        path, recipe = store(tmp_path / "x.safetensors", x), f"gguf_{ggml_type}"
         ranking, left = (quanterr.sweep(path, [name], device="cpu") for name in (recipe, f"{recipe}:strict"))
         [falling], [strict] = ranking.candidates, left.candidates
         choices = {layer.layer_name: layer.choices[0] for layer in ranking.layers}
@@ -471,7 +472,7 @@ class TestSweep:
         assert f"stored as gguf_{fallback.lower()}" in falling.findings[0].message
         assert falling.findings[0].message in " ".join(map(str, ranking.view(0).summary))
         assert ["left_unquantized"] == [finding.code for finding in strict.findings]
-        assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(kind)][1] // 256
+        assert whole.bytes == x["a.up_proj.weight"].numel() * gguf.GGML_QUANT_SIZES[_type(ggml_type)][1] // 256
 
     def test_only_rows_in_whole_blocks_fall_back_and_tensors_never(self, tmp_path):
         path = store(tmp_path / "x.safetensors", {"a.up_proj.weight": numbers(8, 40)})

@@ -52,9 +52,9 @@ def test_command_prints_a_table_or_json():
     assert Status.USAGE == call("bench-formats", "--to", "int4_g128", "--columns", 64).returncode
 
 
-@pytest.mark.parametrize(("option", "least"), [("--rows", 1), ("--columns", 1), ("--seed", 0)])
-def test_number_out_of_range_gives_the_usual_message(option, least):
-    done = call("bench-formats", option, least - 1)
+@pytest.mark.parametrize(("option", "minimum"), [("--rows", 1), ("--columns", 1), ("--seed", 0)])
+def test_number_out_of_range_gives_the_usual_message(option, minimum):
+    done = call("bench-formats", option, minimum - 1)
 
     assert Status.USAGE == done.returncode
-    assert f"{option} {least - 1}: must be at least {least}" in done.stderr
+    assert f"{option} {minimum - 1}: must be at least {minimum}" in done.stderr

@@ -254,29 +254,29 @@ class TestCleared:
         assert "scale_factor" not in findings_by_code(report)
         assert "pass" == report.verdict
 
-    @pytest.mark.parametrize("kind", ["positive", "very sparse"])
-    def test_ternary_weights_need_no_smaller_scale_for_their_fourth_value(self, tmp_path, kind):
-        report = unusual.compared(unusual.KINDS[kind](), tmp_path, None, "TQ2_0")
+    @pytest.mark.parametrize("values", ["positive", "very sparse"])
+    def test_ternary_weights_need_no_smaller_scale_for_their_fourth_value(self, tmp_path, values):
+        report = unusual.compare(unusual.KINDS[values](), tmp_path, None, "TQ2_0")
 
         assert [] == [finding.message for finding in report.findings if finding.severity != "info"]
 
-    @pytest.mark.parametrize("kind", unusual.TYPES)
-    def test_values_flushed_to_zero_by_gguf_are_reported(self, tmp_path, kind):
+    @pytest.mark.parametrize("ggml_type", unusual.TYPES)
+    def test_values_flushed_to_zero_by_gguf_are_reported(self, tmp_path, ggml_type):
         """The finding is a warning if some coarse values remain."""
-        report = unusual.compared(unusual.KINDS["very tiny"](), tmp_path, None, kind)
+        report = unusual.compare(unusual.KINDS["very tiny"](), tmp_path, None, ggml_type)
         (finding,) = report.findings
         is_gone = report.layers[0].snr_db < 3
 
         assert "underflow" == finding.code
         assert (("inconclusive", "error") if is_gone else ("pass", "warning")) == (report.verdict, finding.severity)
-        assert is_gone or kind == "Q8_0"
+        assert is_gone or ggml_type == "Q8_0"
 
     @pytest.mark.parametrize("name", ["ternary", "signs", "constant"])
     @pytest.mark.parametrize("format_name", ["MXFP8", "CT INT4 32", "CT INT4 128"])
     def test_few_distinct_values_pass(self, tmp_path, name, format_name):
         x = unusual.KINDS[name]()
 
-        assert "pass" == unusual.compared(x, tmp_path, unusual.FORMATS[format_name](x), "").verdict
+        assert "pass" == unusual.compare(x, tmp_path, unusual.FORMATS[format_name](x), "").verdict
 
     @pytest.mark.parametrize("shape", [(4, 4), (4, 8), (1, 64)])
     def test_small_weight_passes(self, tmp_path, shape):
@@ -375,7 +375,7 @@ class TestTooGood:
 class TestExperts:
     """Experts of one layer correlate at 0.9."""
 
-    def stored(self, tmp_path, order):
+    def compare(self, tmp_path, order):
         base = numbers(64, 256, seed=1).float()
         x = {
             f"model.layers.0.mlp.experts.{n}.up_proj.weight": 0.9 * base + 0.436 * numbers(64, 256, seed=10 + n).float()
@@ -390,7 +390,7 @@ class TestExperts:
 
     @pytest.mark.parametrize("order", [(1, 0, 2, 3), (0, 0, 2, 3)], ids=["exchanged", "doubled"])
     def test_swapped_experts_are_named(self, tmp_path, order):
-        names, report = self.stored(tmp_path, order)
+        names, report = self.compare(tmp_path, order)
         swapped = {
             finding.layer: finding.evidence["weight"] for finding in report.findings if finding.code == "swapped_weight"
         }
@@ -399,7 +399,7 @@ class TestExperts:
         assert "inconclusive" == report.verdict
 
     def test_experts_in_their_own_places_pass(self, tmp_path):
-        _, report = self.stored(tmp_path, (0, 1, 2, 3))
+        _, report = self.compare(tmp_path, (0, 1, 2, 3))
 
         assert "pass" == report.verdict
         assert [] == [finding.message for finding in report.findings if finding.severity != "info"]
@@ -423,15 +423,15 @@ def test_row_wider_than_a_sample_is_taken_in_pieces(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])
+@pytest.mark.parametrize("ggml_type", ["Q8_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["sizes of rows", "sizes of columns"])
-def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name, kind):
+def test_rest_under_scales_too_small_for_float16_needs_no_warning(tmp_path, name, ggml_type):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
-    kind = gguf.GGMLQuantizationType[kind]
+    ggml_type = gguf.GGMLQuantizationType[ggml_type]
     x = unusual.KINDS[name]()
     save_file({"model.layers.0.mlp.up_proj.weight": x}, tmp_path / "x.safetensors")
     writer = gguf.GGUFWriter(str(tmp_path / "q.gguf"), "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", gguf.quantize(x.numpy(), kind), raw_dtype=kind)
+    writer.add_tensor("blk.0.ffn_up.weight", gguf.quantize(x.numpy(), ggml_type), raw_dtype=ggml_type)
     finish(writer)
     findings = quanterr.compare(tmp_path / "x.safetensors", tmp_path / "q.gguf").findings
 
@@ -460,15 +460,15 @@ class TestKernelMeasuresSamples:
             "one_large": lambda codes, unit: (codes, 3 * unit.amax()),
         }
         x, y = {}, {}
-        for kind, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
+        for case, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
             # Every change twice, so that each weight has two different neighbours
             for n, name in enumerate((*changes, *changes)):
                 values = numbers(64, cols, seed=n).float()
-                unit = values.abs().amax(1, keepdim=True) / (127 if kind == "int8" else 448)
-                stored = (values / unit).round().to(torch.int8) if kind == "int8" else (values / unit).to(dtype).float()
+                unit = values.abs().amax(1, keepdim=True) / (127 if case == "int8" else 448)
+                stored = (values / unit).round().to(torch.int8) if case == "int8" else (values / unit).to(dtype).float()
                 codes, scale = changes[name](stored, unit)
-                x[f"{kind}.{n}.weight"] = turned(values)
-                y |= {f"{kind}.{n}.weight": turned(codes.to(dtype)), f"{kind}.{n}.weight_scale": turned(scale)}
+                x[f"{case}.{n}.weight"] = turned(values)
+                y |= {f"{case}.{n}.weight": turned(codes.to(dtype)), f"{case}.{n}.weight_scale": turned(scale)}
         save_file(x, tmp_path / "x.safetensors")
         save_file(y, tmp_path / "y.safetensors")
         files = tmp_path / "x.safetensors", tmp_path / "y.safetensors"

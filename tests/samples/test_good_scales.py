@@ -66,7 +66,7 @@ def fp8(x, times):
     return {NAME: codes, f"{NAME}_scale": unit}, codes.float() * unit
 
 
-def shifted(x, signed):
+def shift(x, signed):
     """Return compressed-tensors' 4-bit groups of 32 with zero points, or with unsigned ones cut off at 7."""
     blocks = x.view(len(x), -1, 32)
     low, high = blocks.amin(2, keepdim=True).clamp(max=0), blocks.amax(2, keepdim=True).clamp(min=0)
@@ -82,7 +82,7 @@ def shifted(x, signed):
     return stored | {f"{NAME}_zero_point": zeros.t().contiguous()}
 
 
-def compared(folder, x, stored):
+def compare(folder, x, stored):
     save_file({NAME: x}, folder / "x.safetensors")
     save_file(stored, folder / "y.safetensors")
     return quanterr.compare(folder / "x.safetensors", folder / "y.safetensors", device="cpu")
@@ -95,7 +95,7 @@ def findings_by_code(report):
 @pytest.mark.parametrize("signed", [True, False])
 def test_zero_points_out_of_range_are_reported_instead_of_outliers(tmp_path, signed):
     x = numbers(64, 256, seed=3).float()
-    report = compared(tmp_path, x, shifted(x, signed))
+    report = compare(tmp_path, x, shift(x, signed))
 
     assert ([] if signed else [("zero_points", "error")]) == [
         (finding.code, finding.severity) for finding in report.findings
@@ -112,7 +112,7 @@ class TestLevels:
     @pytest.mark.parametrize("write", [*LEVELS, fp8])
     def test_good_scales_cost_no_accuracy(self, tmp_path, write):
         x = weight()
-        report = compared(tmp_path, x, write(x, 1.0)[0])
+        report = compare(tmp_path, x, write(x, 1.0)[0])
 
         assert report.layers[0].scale_loss_db < 1.0
         assert "scale_loss" not in findings_by_code(report)
@@ -124,7 +124,7 @@ class TestLevels:
         x = weight()
         stored, y = write(x, times)
         lost = snr_db(x, write(x, 1.0)[1]) - snr_db(x, y)
-        report = compared(tmp_path, x, stored)
+        report = compare(tmp_path, x, stored)
         layer, finding = report.layers[0], findings_by_code(report)["scale_loss"]
 
         assert layer.scale_loss_db == pytest.approx(lost, abs=1.0)
@@ -136,14 +136,14 @@ class TestLevels:
     @pytest.mark.parametrize("write", LEVELS)
     def test_too_small_scales_clip(self, tmp_path, write):
         x = weight()
-        report = compared(tmp_path, x, write(x, 0.3)[0])
+        report = compare(tmp_path, x, write(x, 0.3)[0])
 
         assert "larger values are clipped" in findings_by_code(report)["scale_loss"].message
         assert "clipped" not in findings_by_code(report)
 
     def test_used_bits_are_reported(self, tmp_path):
         x = weight()
-        report = compared(tmp_path, x, by_row(x, 64.0)[0])
+        report = compare(tmp_path, x, by_row(x, 64.0)[0])
 
         assert "codes use 2 of 8 bits: scales are 64" in findings_by_code(report)["scale_loss"].message
         assert "inconclusive" == report.verdict
@@ -152,7 +152,7 @@ class TestLevels:
     def test_floats_lose_no_accuracy_until_they_underflow(self, tmp_path, times, loses):
         x = weight()
 
-        assert loses == ("scale_loss" in findings_by_code(compared(tmp_path, x, fp8(x, times)[0])))
+        assert loses == ("scale_loss" in findings_by_code(compare(tmp_path, x, fp8(x, times)[0])))
 
     @pytest.mark.parametrize("bits", [2, 3, 4])
     def test_fewer_bits_in_whole_bytes_are_right(self, tmp_path, bits):
@@ -160,7 +160,7 @@ class TestLevels:
         x[::3] = 0
         stored, _ = by_row(x.where(x != 0, 1e-9), 127 / (2 ** (bits - 1) - 1))
 
-        assert "scale_loss" not in findings_by_code(compared(tmp_path, x, stored))
+        assert "scale_loss" not in findings_by_code(compare(tmp_path, x, stored))
 
 
 class TestParts:
@@ -173,7 +173,7 @@ class TestParts:
         words = (codes + 8).view(64, -1, 8).long()
         packed = sum(words[:, :, n] << 4 * n for n in range(8)).to(torch.int32)
         stored = by_group(x, 1.0)[0] | {f"{NAME}_scale": scales, f"{NAME}_packed": packed}
-        finding = findings_by_code(compared(tmp_path, x, stored))["scale_loss"]
+        finding = findings_by_code(compare(tmp_path, x, stored))["scale_loss"]
 
         assert ("warning", [[20, 96]]) == (finding.severity, finding.evidence["places"])
 
@@ -183,19 +183,19 @@ class TestParts:
         stored, _ = by_row(x, 1.0)
         stored[f"{NAME}_scale"][row] *= 16
         stored[NAME][row] = (x[row] / stored[f"{NAME}_scale"][row]).round().to(torch.int8)
-        finding = findings_by_code(compared(tmp_path, x, stored))["scale_loss"]
+        finding = findings_by_code(compare(tmp_path, x, stored))["scale_loss"]
 
         assert ("warning", [[row, -1]]) == (finding.severity, finding.evidence["places"])
 
-    @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "Q4_0"])
-    def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, kind):
+    @pytest.mark.parametrize("ggml_type", ["TQ1_0", "TQ2_0", "Q4_0"])
+    def test_zero_scale_is_a_warning_even_where_it_costs_little(self, tmp_path, ggml_type):
         """With three values, normal numbers reach only 2 dB, so a block of zeros costs little, but is not rounding."""
-        x, (elements, size) = weight(64, 1024), BLOCKS[kind]
-        blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[kind]).reshape(-1, size)
+        x, (elements, size) = weight(64, 1024), BLOCKS[ggml_type]
+        blocks = gguf.quantize(x.numpy(), gguf.GGMLQuantizationType[ggml_type]).reshape(-1, size)
         at = 5 * 1024 + 512
-        blocks[at // elements, slice(2) if kind == "Q4_0" else slice(-2, None)] = 0
+        blocks[at // elements, slice(2) if ggml_type == "Q4_0" else slice(-2, None)] = 0
         save_file({"blk.0.ffn_up.weight": x}, tmp_path / "x.safetensors")
-        stored = Stored("blk.0.ffn_up.weight", kind, tuple(x.shape), blocks.tobytes())
+        stored = Stored("blk.0.ffn_up.weight", ggml_type, tuple(x.shape), blocks.tobytes())
         y = write_gguf(tmp_path / "y.gguf", [stored], architecture("llama"))
         finding = findings_by_code(quanterr.compare(tmp_path / "x.safetensors", y, device="cpu"))["scale_loss"]
 

@@ -12,7 +12,7 @@ WORDS = ("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-s
 
 
 @contextmanager
-def started() -> Iterator[object]:
+def start_browser() -> Iterator[object]:
     """Yield the browser, as a driver of selenium."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service

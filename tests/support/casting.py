@@ -36,17 +36,17 @@ def int4(x: Tensor) -> Tensor:
     return ((x.float() / scale).round() * scale).to(x.dtype)
 
 
-def swapped_rows(x: Tensor) -> Tensor:
+def swap_rows(x: Tensor) -> Tensor:
     """Exchange two rows: tokens or experts."""
     y = x.clone()
     y[[3, 17]] = x[[17, 3]]
     return y
 
 
-def clipped(x: Tensor) -> Tensor:
+def clip(x: Tensor) -> Tensor:
     """Clip at 1.2 times the root mean square."""
-    most = 1.2 * float(x.float().square().mean().sqrt())
-    return x.clamp(-most, most)
+    limit = 1.2 * float(x.float().square().mean().sqrt())
+    return x.clamp(-limit, limit)
 
 
 def noisy(x: Tensor, relative: float = 0.02) -> Tensor:
@@ -56,16 +56,16 @@ def noisy(x: Tensor, relative: float = 0.02) -> Tensor:
 
 
 DAMAGES = {
-    "two rows swapped": swapped_rows,
+    "two rows swapped": swap_rows,
     "through INT4": int4,
     "noise": noisy,
     "× 1.04": lambda x: (1.04 * x.float()).to(x.dtype),
-    "clipped": clipped,
+    "clipped": clip,
     "through E4M3": lambda x: x.float().to(FP8).to(x.dtype),
     "one element": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == x.numel() - 58, 1.02 * x, x),
 }
 
 
-def damaged(x: Tensor, name: str) -> Tensor:
+def apply_damage(x: Tensor, name: str) -> Tensor:
     """Return a tensor after that damage, a norm as a matrix of 32 rows."""
     return DAMAGES[name](x.view(x.shape if x.dim() > 1 else (32, 4))).view(x.shape)

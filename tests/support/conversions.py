@@ -123,7 +123,7 @@ def plain(source: list[Any], originals: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([originals[name].ravel()[np.sort(np.concatenate(of))] for name, of in taken.items()])
 
 
-def applied(op: Any, x: np.ndarray) -> np.ndarray:
+def apply(op: Any, x: np.ndarray) -> np.ndarray:
     """Return flat float32 values after the converter's arithmetic, in float32."""
     x = x.astype(np.float32)
     match op:
@@ -143,7 +143,7 @@ def applied(op: Any, x: np.ndarray) -> np.ndarray:
             return np.full_like(x, value)
         case ["pieces", pieces]:
             ends = np.cumsum([count for count, _ in pieces])[:-1]
-            return np.concatenate([applied(of, part) for (_, of), part in zip(pieces, np.split(x, ends), strict=True)])
+            return np.concatenate([apply(of, part) for (_, of), part in zip(pieces, np.split(x, ends), strict=True)])
     raise ValueError(op)
 
 
@@ -218,7 +218,7 @@ def materialize(
     right, stored = {}, {}
     for name, tensor in conversion.tensors.items():
         x = gather(tensor["source"], originals)
-        right[name] = applied(tensor["op"], x).reshape(tensor["shape"])
+        right[name] = apply(tensor["op"], x).reshape(tensor["shape"])
         wrong = name in left_out
         stored[name] = plain(tensor["source"], originals).reshape(tensor["shape"]) if wrong else right[name]
     for name, tensor in conversion.derived.items():
@@ -252,8 +252,8 @@ def _write_gguf(conversion: Conversion, stored: dict[str, np.ndarray], path: Pat
             writer.add_key_value(key, value, *_gguf_types(value))
     read = {}
     for name, x in stored.items():
-        kind = conversion.tensors[name]["type"] if name in conversion.tensors and type_ == "Q8_0" else "F32"
-        of = gguf.GGMLQuantizationType[kind]
+        ggml_type = conversion.tensors[name]["type"] if name in conversion.tensors and type_ == "Q8_0" else "F32"
+        of = gguf.GGMLQuantizationType[ggml_type]
         quantized = gguf.quants.quantize(x, of)
         writer.add_tensor(name, quantized, raw_dtype=of)
         read[name] = gguf.quants.dequantize(quantized, of)
@@ -284,16 +284,20 @@ def _write_mlx(
     read = {}
     settings_of_layers: dict[str, Any] = {}
     for name, x in stored.items():
-        kind = conversion.tensors.get(name, {}).get("type")
-        bits, size = (kind["bits"], kind["group_size"]) if isinstance(kind, dict) else (AFFINE_BITS.get(type_), group)
-        if bits is None or type_ == "BF16" or kind is None or x.shape[-1] % max(size, group):
+        mlx_type = conversion.tensors.get(name, {}).get("type")
+        bits, size = (
+            (mlx_type["bits"], mlx_type["group_size"])
+            if isinstance(mlx_type, dict)
+            else (AFFINE_BITS.get(type_), group)
+        )
+        if bits is None or type_ == "BF16" or mlx_type is None or x.shape[-1] % max(size, group):
             parts[name] = x if _is_float32(conversion, name) else x.astype(bfloat16)
             read[name] = parts[name].astype(np.float32)
             continue
         module = name.removesuffix(".weight")
         codes, scales, biases, read[name] = affine(x.astype(bfloat16), bits, size)
         parts |= {name: codes, f"{module}.scales": scales, f"{module}.biases": biases}
-        if isinstance(kind, dict):
+        if isinstance(mlx_type, dict):
             settings_of_layers[module] = {"group_size": size, "bits": bits}
     if type_ != "BF16":
         config["quantization"] = {

@@ -66,8 +66,8 @@ def check_indexing(name, args, on_device, on_host):
         raise RuntimeError(f"{ELSEWHERE}: aten::{name}, indices on one, {_describe([target, *strange])} on the other")
 
 
-def _has(tensors, one):
-    return any(tensor is one for tensor in tensors)
+def _has(tensors, wanted):
+    return any(tensor is wanted for tensor in tensors)
 
 
 def _describe(tensors):

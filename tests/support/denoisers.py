@@ -18,50 +18,50 @@ def linear(name, rows, cols, bias=True):
     return {f"{name}.weight": (rows, cols)} | ({f"{name}.bias": (rows,)} if bias else {})
 
 
-def joined(*parts):
+def join(*parts):
     return {name: shape for part in parts for name, shape in part.items()}
 
 
 def _flux_mlp(name, width, hidden, bias=True):
-    return joined(linear(f"{name}.0", hidden, width, bias), linear(f"{name}.2", width, hidden, bias))
+    return join(linear(f"{name}.0", hidden, width, bias), linear(f"{name}.2", width, hidden, bias))
 
 
 def _embedder(name, width, cols, bias=True):
-    return joined(linear(f"{name}.in_layer", width, cols, bias), linear(f"{name}.out_layer", width, width, bias))
+    return join(linear(f"{name}.in_layer", width, cols, bias), linear(f"{name}.out_layer", width, width, bias))
 
 
 def _mlp_embedder(name, width, cols):
-    return joined(linear(f"{name}.mlp.0", width, cols), linear(f"{name}.mlp.2", width, width))
+    return join(linear(f"{name}.mlp.0", width, cols), linear(f"{name}.mlp.2", width, width))
 
 
 def flux(width=32, head=16, text=24, pooled=20, channels=4, doubles=2, singles=2, guidance=True, modulated=True):
     double = [
-        joined(
+        join(
             linear(f"double_blocks.{n}.{part}_attn.qkv", 3 * width, width),
             linear(f"double_blocks.{n}.{part}_attn.proj", width, width),
             _flux_mlp(f"double_blocks.{n}.{part}_mlp", width, 4 * width),
-            {f"double_blocks.{n}.{part}_attn.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"double_blocks.{n}.{part}_attn.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
             linear(f"double_blocks.{n}.{part}_mod.lin", 6 * width, width) if modulated else {},
         )
         for n in range(doubles)
         for part in ("img", "txt")
     ]
     single = [
-        joined(
+        join(
             linear(f"single_blocks.{n}.linear1", 7 * width, width),
             linear(f"single_blocks.{n}.linear2", width, 5 * width),
-            {f"single_blocks.{n}.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"single_blocks.{n}.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
             linear(f"single_blocks.{n}.modulation.lin", 3 * width, width) if modulated else {},
         )
         for n in range(singles)
     ]
-    modulation = joined(
+    modulation = join(
         _embedder("time_in", width, 256),
         _embedder("vector_in", width, pooled),
         _embedder("guidance_in", width, 256) if guidance else {},
         linear("final_layer.adaLN_modulation.1", 2 * width, width),
     )
-    return joined(
+    return join(
         linear("img_in", width, channels),
         linear("txt_in", width, text),
         linear("final_layer.linear", channels, width),
@@ -73,13 +73,13 @@ def flux(width=32, head=16, text=24, pooled=20, channels=4, doubles=2, singles=2
 
 def chroma():
     guidance = [
-        joined(
+        join(
             _embedder(f"distilled_guidance_layer.layers.{n}", 24, 24),
             {f"distilled_guidance_layer.norms.{n}.scale": (24,)},
         )
         for n in range(2)
     ]
-    return joined(
+    return join(
         flux(modulated=False),
         linear("distilled_guidance_layer.in_proj", 24, 64),
         linear("distilled_guidance_layer.out_proj", 32, 24),
@@ -89,25 +89,25 @@ def chroma():
 
 def flux2(width=32, head=16, text=24, channels=4):
     double = [
-        joined(
+        join(
             linear(f"double_blocks.{n}.{part}_attn.qkv", 3 * width, width, bias=False),
             linear(f"double_blocks.{n}.{part}_attn.proj", width, width, bias=False),
             linear(f"double_blocks.{n}.{part}_mlp.0", 6 * width, width, bias=False),
             linear(f"double_blocks.{n}.{part}_mlp.2", width, 3 * width, bias=False),
-            {f"double_blocks.{n}.{part}_attn.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"double_blocks.{n}.{part}_attn.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
         )
         for n in range(2)
         for part in ("img", "txt")
     ]
     single = [
-        joined(
+        join(
             linear(f"single_blocks.{n}.linear1", 9 * width, width, bias=False),
             linear(f"single_blocks.{n}.linear2", width, 4 * width, bias=False),
-            {f"single_blocks.{n}.norm.{kind}_norm.scale": (head,) for kind in ("query", "key")},
+            {f"single_blocks.{n}.norm.{side}_norm.scale": (head,) for side in ("query", "key")},
         )
         for n in range(2)
     ]
-    return joined(
+    return join(
         linear("img_in", width, channels, bias=False),
         linear("txt_in", width, text, bias=False),
         _embedder("time_in", width, 256, bias=False),
@@ -145,7 +145,7 @@ def sd3(width=64, text=24, pooled=20, channels=4, depth=2):
                 linear(f"{x}.attn2.proj", width, width),
                 {f"{x}.attn2.ln_{letter}.weight": (64,) for letter in "qk"},
             ]
-    return joined(
+    return join(
         {
             "pos_embed": (1, 64, width),
             "x_embedder.proj.weight": (width, channels, 2, 2),
@@ -163,13 +163,17 @@ def sd3(width=64, text=24, pooled=20, channels=4, depth=2):
 def wan(width=128, text=24, hidden=48, channels=4, image=False):
     attention = ("q", "k", "v", "o")
     blocks = [
-        joined(
+        join(
             *(
-                linear(f"blocks.{n}.{kind}_attn.{part}", width, width)
-                for kind in ("self", "cross")
+                linear(f"blocks.{n}.{module}_attn.{part}", width, width)
+                for module in ("self", "cross")
                 for part in attention
             ),
-            {f"blocks.{n}.{kind}_attn.norm_{letter}.weight": (width,) for kind in ("self", "cross") for letter in "qk"},
+            {
+                f"blocks.{n}.{module}_attn.norm_{letter}.weight": (width,)
+                for module in ("self", "cross")
+                for letter in "qk"
+            },
             *(linear(f"blocks.{n}.cross_attn.{letter}_img", width, width) for letter in ("k", "v") if image),
             {f"blocks.{n}.cross_attn.norm_k_img.weight": (width,)} if image else {},
             {f"blocks.{n}.norm3.weight": (width,), f"blocks.{n}.norm3.bias": (width,)},
@@ -179,13 +183,13 @@ def wan(width=128, text=24, hidden=48, channels=4, image=False):
         )
         for n in range(2)
     ]
-    from_image = joined(
-        {f"img_emb.proj.0.{kind}": (20,) for kind in ("weight", "bias")},
+    from_image = join(
+        {f"img_emb.proj.0.{suffix}": (20,) for suffix in ("weight", "bias")},
         linear("img_emb.proj.1", 20, 20),
         linear("img_emb.proj.3", width, 20),
-        {f"img_emb.proj.4.{kind}": (width,) for kind in ("weight", "bias")},
+        {f"img_emb.proj.4.{suffix}": (width,) for suffix in ("weight", "bias")},
     )
-    return joined(
+    return join(
         {"patch_embedding.weight": (width, channels, 1, 2, 2), "patch_embedding.bias": (width,)},
         linear("text_embedding.0", width, text),
         linear("text_embedding.2", width, width),
@@ -204,16 +208,16 @@ def z_image(width=256, text=24, channels=4, head=128):
     hidden = width * 8 // 3
 
     def block(name, modulated=True):
-        return joined(
+        return join(
             {f"{name}.attention.qkv.weight": (3 * width, width), f"{name}.attention.out.weight": (width, width)},
             {f"{name}.attention.{letter}_norm.weight": (head,) for letter in "qk"},
             {f"{name}.feed_forward.w{n}.weight": (hidden, width) for n in (1, 3)},
             {f"{name}.feed_forward.w2.weight": (width, hidden)},
-            {f"{name}.{kind}_norm{n}.weight": (width,) for kind in ("attention", "ffn") for n in (1, 2)},
+            {f"{name}.{module}_norm{n}.weight": (width,) for module in ("attention", "ffn") for n in (1, 2)},
             linear(f"{name}.adaLN_modulation.0", 4 * width, min(width, 256)) if modulated else {},
         )
 
-    return joined(
+    return join(
         linear("x_embedder", width, 4 * channels),
         {"cap_embedder.0.weight": (text,)},
         linear("cap_embedder.1", width, text),
@@ -229,23 +233,23 @@ def z_image(width=256, text=24, channels=4, head=128):
 
 
 def _timestep(hidden, width):
-    return joined(linear("t_embedder.mlp.0", hidden, 256), linear("t_embedder.mlp.2", width, hidden))
+    return join(linear("t_embedder.mlp.0", hidden, 256), linear("t_embedder.mlp.2", width, hidden))
 
 
 def lumina2(width=96, kv=48, head=24, text=24, channels=4):
     hidden = 384
 
     def block(name, modulated=True):
-        return joined(
+        return join(
             {f"{name}.attention.qkv.weight": (width + 2 * kv, width), f"{name}.attention.out.weight": (width, width)},
             {f"{name}.attention.{letter}_norm.weight": (head,) for letter in "qk"},
             {f"{name}.feed_forward.w{n}.weight": (hidden, width) for n in (1, 3)},
             {f"{name}.feed_forward.w2.weight": (width, hidden)},
-            {f"{name}.{kind}_norm{n}.weight": (width,) for kind in ("attention", "ffn") for n in (1, 2)},
+            {f"{name}.{module}_norm{n}.weight": (width,) for module in ("attention", "ffn") for n in (1, 2)},
             linear(f"{name}.adaLN_modulation.1", 4 * width, width) if modulated else {},
         )
 
-    return joined(
+    return join(
         linear("x_embedder", width, 4 * channels),
         {"cap_embedder.0.weight": (text,), "norm_final.weight": (width,)},
         linear("cap_embedder.1", width, text),
@@ -261,7 +265,7 @@ def lumina2(width=96, kv=48, head=24, text=24, channels=4):
 
 def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
     double = [
-        joined(
+        join(
             linear(f"double_blocks.0.{part}_attn_qkv", 3 * width, width),
             linear(f"double_blocks.0.{part}_attn_proj", width, width),
             {f"double_blocks.0.{part}_attn_{letter}_norm.weight": (head,) for letter in "qk"},
@@ -272,7 +276,7 @@ def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
         for part in ("img", "txt")
     ]
     refiner = "txt_in.individual_token_refiner.blocks.0"
-    return joined(
+    return join(
         {"img_in.proj.weight": (width, channels, 1, 2, 2), "img_in.proj.bias": (width,)},
         linear("txt_in.input_embedder", width, text),
         _mlp_embedder("txt_in.t_embedder", width, 256),
@@ -283,7 +287,7 @@ def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
         linear(f"{refiner}.mlp.fc1", 4 * width, width),
         linear(f"{refiner}.mlp.fc2", width, 4 * width),
         linear(f"{refiner}.adaLN_modulation.1", 2 * width, width),
-        {f"{refiner}.norm{n}.{kind}": (width,) for n in (1, 2) for kind in ("weight", "bias")},
+        {f"{refiner}.norm{n}.{suffix}": (width,) for n in (1, 2) for suffix in ("weight", "bias")},
         _mlp_embedder("time_in", width, 256),
         _mlp_embedder("guidance_in", width, 256),
         _embedder("vector_in", width, pooled),
@@ -298,7 +302,7 @@ def hunyuan_video(width=32, head=16, text=24, pooled=20, channels=4):
 
 
 def sana(width=64, text=24, channels=4):
-    block = joined(
+    block = join(
         {"blocks.0.scale_shift_table": (6, width), "blocks.0.attn.qkv.weight": (3 * width, width)},
         linear("blocks.0.attn.proj", width, width),
         linear("blocks.0.cross_attn.q_linear", width, width),
@@ -312,7 +316,7 @@ def sana(width=64, text=24, channels=4):
         },
         {"blocks.0.mlp.point_conv.conv.weight": (width, 2 * width, 1, 1)},
     )
-    return joined(
+    return join(
         {
             "pos_embed": (1, 16, width),
             "x_embedder.proj.weight": (width, channels, 1, 1),
@@ -331,7 +335,7 @@ def sana(width=64, text=24, channels=4):
 
 def auraflow(width=32, text=24, channels=4):
     def parts(name, attentions, mlps, modulations, hidden=256):
-        return joined(
+        return join(
             *({f"{name}.attn.{attention}.weight": (width, width)} for attention in attentions),
             *({f"{name}.{mlp}.c_fc{n}.weight": (hidden, width) for n in (1, 2)} for mlp in mlps),
             *({f"{name}.{mlp}.c_proj.weight": (width, hidden)} for mlp in mlps),
@@ -339,7 +343,7 @@ def auraflow(width=32, text=24, channels=4):
         )
 
     both = [f"w{n}{letter}" for n in (1, 2) for letter in "qkvo"]
-    return joined(
+    return join(
         {
             "register_tokens": (1, 8, width),
             "positional_encoding": (1, 64, width),
@@ -353,7 +357,7 @@ def auraflow(width=32, text=24, channels=4):
     )
 
 
-def renamed(name, config, renames):
+def rename(name, config, renames):
     """Return the tensors of a family whose single files differ from diffusers' class only by names."""
     tensors = {}
     for key, tensor in getattr(diffusers, name)(**config).state_dict().items():
@@ -363,7 +367,7 @@ def renamed(name, config, renames):
     return tensors
 
 
-def drawn(*shape, seed):
+def draw(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -478,85 +482,85 @@ def wan_vae_names(config):
 FAMILIES = {
     "FLUX.1": ("FluxTransformer2DModel", FLUX | {"pooled_projection_dim": 20, "guidance_embeds": True}, flux,
         {3072: 32},
-        lambda n: {"hidden_states": drawn(1, 16, 4, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
-                   "pooled_projections": drawn(1, 20, seed=n), "timestep": torch.tensor([0.7]),
-                   "guidance": torch.tensor([3.5]), "img_ids": drawn(16, 3, seed=1), "txt_ids": torch.zeros(8, 3)}),
+        lambda n: {"hidden_states": draw(1, 16, 4, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
+                   "pooled_projections": draw(1, 20, seed=n), "timestep": torch.tensor([0.7]),
+                   "guidance": torch.tensor([3.5]), "img_ids": draw(16, 3, seed=1), "txt_ids": torch.zeros(8, 3)}),
     "FLUX.2": ("Flux2Transformer2DModel", FLUX | {"axes_dims_rope": (4, 4, 4, 4)}, flux2, {},
-        lambda n: {"hidden_states": drawn(1, 16, 4, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
-                   "timestep": torch.tensor([0.7]), "guidance": torch.tensor([3.5]), "img_ids": drawn(16, 4, seed=1),
+        lambda n: {"hidden_states": draw(1, 16, 4, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
+                   "timestep": torch.tensor([0.7]), "guidance": torch.tensor([3.5]), "img_ids": draw(16, 4, seed=1),
                    "txt_ids": torch.zeros(8, 4)}),
     "Chroma": ("ChromaTransformer2DModel",
         FLUX | {"approximator_num_channels": 64, "approximator_hidden_dim": 24, "approximator_layers": 2}, chroma,
         {3072: 32},
-        lambda n: {"hidden_states": drawn(1, 16, 4, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
-                   "timestep": torch.tensor([0.7]), "img_ids": drawn(16, 3, seed=1), "txt_ids": torch.zeros(8, 3)}),
+        lambda n: {"hidden_states": draw(1, 16, 4, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
+                   "timestep": torch.tensor([0.7]), "img_ids": draw(16, 3, seed=1), "txt_ids": torch.zeros(8, 3)}),
     "SD3": ("SD3Transformer2DModel",
         {"sample_size": 8, "patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 2,
          "attention_head_dim": 64, "num_attention_heads": 1, "joint_attention_dim": 24, "caption_projection_dim": 64,
          "pooled_projection_dim": 20, "pos_embed_max_size": 8, "qk_norm": "rms_norm", "dual_attention_layers": (0,)},
         sd3, {},
-        lambda n: {"hidden_states": drawn(1, 4, 8, 8, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
-                   "pooled_projections": drawn(1, 20, seed=n), "timestep": torch.tensor([500])}),
+        lambda n: {"hidden_states": draw(1, 4, 8, 8, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
+                   "pooled_projections": draw(1, 20, seed=n), "timestep": torch.tensor([500])}),
     "SD 1.5": ("UNet2DConditionModel", UNET, lambda: unet_names(UNET), {},
-        lambda n: {"sample": drawn(1, 4, 8, 8, seed=n), "timestep": torch.tensor(500),
-                   "encoder_hidden_states": drawn(1, 8, 24, seed=n)}),
+        lambda n: {"sample": draw(1, 4, 8, 8, seed=n), "timestep": torch.tensor(500),
+                   "encoder_hidden_states": draw(1, 8, 24, seed=n)}),
     "SDXL": ("UNet2DConditionModel", SDXL, lambda: unet_names(SDXL), {},
-        lambda n: {"sample": drawn(1, 4, 8, 8, seed=n), "timestep": torch.tensor(500),
-                   "encoder_hidden_states": drawn(1, 8, 24, seed=n),
-                   "added_cond_kwargs.text_embeds": drawn(1, 16, seed=n),
-                   "added_cond_kwargs.time_ids": drawn(1, 6, seed=n)}),
+        lambda n: {"sample": draw(1, 4, 8, 8, seed=n), "timestep": torch.tensor(500),
+                   "encoder_hidden_states": draw(1, 8, 24, seed=n),
+                   "added_cond_kwargs.text_embeds": draw(1, 16, seed=n),
+                   "added_cond_kwargs.time_ids": draw(1, 6, seed=n)}),
     "Wan": ("WanTransformer3DModel",
         {"num_attention_heads": 1, "attention_head_dim": 128, "in_channels": 4, "out_channels": 4, "text_dim": 24,
          "ffn_dim": 48, "num_layers": 2}, wan, {},
-        lambda n: {"hidden_states": drawn(1, 4, 2, 8, 8, seed=n), "timestep": torch.tensor([500]),
-                   "encoder_hidden_states": drawn(1, 8, 24, seed=n)}),
+        lambda n: {"hidden_states": draw(1, 4, 2, 8, 8, seed=n), "timestep": torch.tensor([500]),
+                   "encoder_hidden_states": draw(1, 8, 24, seed=n)}),
     "Wan image to video": ("WanTransformer3DModel",
         {"num_attention_heads": 1, "attention_head_dim": 128, "in_channels": 4, "out_channels": 4, "text_dim": 24,
          "ffn_dim": 48, "num_layers": 2, "image_dim": 20, "added_kv_proj_dim": 128}, lambda: wan(image=True), {},
-        lambda n: {"hidden_states": drawn(1, 4, 2, 8, 8, seed=n), "timestep": torch.tensor([500]),
-                   "encoder_hidden_states": drawn(1, 8, 24, seed=n),
-                   "encoder_hidden_states_image": drawn(1, 4, 20, seed=n)}),
+        lambda n: {"hidden_states": draw(1, 4, 2, 8, 8, seed=n), "timestep": torch.tensor([500]),
+                   "encoder_hidden_states": draw(1, 8, 24, seed=n),
+                   "encoder_hidden_states_image": draw(1, 4, 20, seed=n)}),
     "Qwen-Image": ("QwenImageTransformer2DModel", QWEN,
-        lambda: renamed("QwenImageTransformer2DModel", QWEN, []), {},
-        lambda n: {"hidden_states": drawn(1, 16, 16, seed=n), "encoder_hidden_states": drawn(1, 7, 24, seed=n),
+        lambda: rename("QwenImageTransformer2DModel", QWEN, []), {},
+        lambda n: {"hidden_states": draw(1, 16, 16, seed=n), "encoder_hidden_states": draw(1, 7, 24, seed=n),
                    "encoder_hidden_states_mask": torch.ones(1, 7, dtype=torch.long), "timestep": torch.tensor([0.5]),
                    "img_shapes": [[(1, 4, 4)]]}),
     "Z-Image": ("ZImageTransformer2DModel",
         {"in_channels": 4, "dim": 256, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 2,
          "cap_feat_dim": 24}, z_image, {},
-        lambda n: {"x.0": drawn(4, 1, 8, 8, seed=n), "t": torch.tensor([0.5]), "cap_feats.0": drawn(8, 24, seed=n)}),
+        lambda n: {"x.0": draw(4, 1, 8, 8, seed=n), "t": torch.tensor([0.5]), "cap_feats.0": draw(8, 24, seed=n)}),
     "Lumina 2": ("Lumina2Transformer2DModel",
         {"in_channels": 4, "hidden_size": 96, "num_layers": 2, "num_refiner_layers": 1, "num_attention_heads": 4,
          "num_kv_heads": 2, "multiple_of": 128, "cap_feat_dim": 24, "axes_dim_rope": (8, 8, 8), "sample_size": 8},
         lumina2, {2304: 96, 768: 48},
-        lambda n: {"hidden_states": drawn(1, 4, 8, 8, seed=n), "timestep": torch.tensor([0.5]),
-                   "encoder_hidden_states": drawn(1, 8, 24, seed=n),
+        lambda n: {"hidden_states": draw(1, 4, 8, 8, seed=n), "timestep": torch.tensor([0.5]),
+                   "encoder_hidden_states": draw(1, 8, 24, seed=n),
                    "encoder_attention_mask": torch.ones(1, 8, dtype=torch.bool)}),
     "HunyuanVideo": ("HunyuanVideoTransformer3DModel",
         {"in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
          "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 24, "pooled_projection_dim": 20,
          "rope_axes_dim": (4, 4, 8)}, hunyuan_video, {3072: 32},
-        lambda n: {"hidden_states": drawn(1, 4, 2, 8, 8, seed=n), "timestep": torch.tensor([500]),
-                   "encoder_hidden_states": drawn(1, 8, 24, seed=n), "guidance": torch.tensor([6000.0]),
-                   "encoder_attention_mask": torch.ones(1, 8), "pooled_projections": drawn(1, 20, seed=n)}),
+        lambda n: {"hidden_states": draw(1, 4, 2, 8, 8, seed=n), "timestep": torch.tensor([500]),
+                   "encoder_hidden_states": draw(1, 8, 24, seed=n), "guidance": torch.tensor([6000.0]),
+                   "encoder_attention_mask": torch.ones(1, 8), "pooled_projections": draw(1, 20, seed=n)}),
     "LTX-Video": ("LTXVideoTransformer3DModel", LTX,
-        lambda: renamed("LTXVideoTransformer3DModel", LTX,
+        lambda: rename("LTXVideoTransformer3DModel", LTX,
                         [("proj_in", "patchify_proj"), ("time_embed", "adaln_single"), ("norm_q", "q_norm"),
                          ("norm_k", "k_norm")]), {},
-        lambda n: {"hidden_states": drawn(1, 32, 4, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
+        lambda n: {"hidden_states": draw(1, 32, 4, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
                    "timestep": torch.tensor([500]), "encoder_attention_mask": torch.ones(1, 8), "num_frames": 2,
                    "height": 4, "width": 4}),
     "Sana": ("SanaTransformer2DModel",
         {"in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 1,
          "num_cross_attention_heads": 2, "cross_attention_head_dim": 32, "cross_attention_dim": 64,
          "caption_channels": 24, "mlp_ratio": 2.0}, sana, {},
-        lambda n: {"hidden_states": drawn(1, 4, 4, 4, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
+        lambda n: {"hidden_states": draw(1, 4, 4, 4, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
                    "timestep": torch.tensor([500])}),
     "AuraFlow": ("AuraFlowTransformer2DModel",
         {"sample_size": 8, "in_channels": 4, "out_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
          "attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 24, "caption_projection_dim": 32,
          "pos_embed_max_size": 64}, auraflow, {},
-        lambda n: {"hidden_states": drawn(1, 4, 8, 8, seed=n), "encoder_hidden_states": drawn(1, 8, 24, seed=n),
+        lambda n: {"hidden_states": draw(1, 4, 8, 8, seed=n), "encoder_hidden_states": draw(1, 8, 24, seed=n),
                    "timestep": torch.tensor([0.5])}),
 }  # fmt: skip
 
@@ -578,7 +582,7 @@ def converter(family):
     return function
 
 
-def made(family, folder):
+def make_model(family, folder):
     """Save a model of a family as a folder of diffusers; return the model and the tensors of its single file."""
     name, config, names, _, _ = FAMILIES[family]
     torch.manual_seed(1)
@@ -610,7 +614,7 @@ def call(family, number):
     return FAMILIES[family][4](number)
 
 
-def nested(arguments):
+def nest(arguments):
     """Return the arguments as a forward takes them."""
     arguments_found = {}
     for key, value in arguments.items():

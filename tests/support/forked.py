@@ -74,7 +74,7 @@ def command(
     executed first, ``hub`` the cache of Hugging Face.
     """
     env = os.environ | {"NO_COLOR": "1", "COLUMNS": "500", "HF_HUB_CACHE": hub}
-    return _forked([_request(words, env, os.getcwd(), memory=memory, files=files, before=before)])[0]
+    return _run_forked([_request(words, env, os.getcwd(), memory=memory, files=files, before=before)])[0]
 
 
 def call(
@@ -90,7 +90,7 @@ def call(
     a pipe that nobody reads where the name is empty. ``program=`` runs a script instead, ``before=`` is Python that is
     executed first.
     """
-    [(status, out, err)] = _forked([_request(words, PLAIN_ENVIRONMENT | (env or {}), cwd, **more)], encoding)
+    [(status, out, err)] = _run_forked([_request(words, PLAIN_ENVIRONMENT | (env or {}), cwd, **more)], encoding)
     return subprocess.CompletedProcess(["quanterr", *map(str, words)], status, out, err)
 
 
@@ -123,7 +123,7 @@ def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) 
 
     Each command has words, additions to its environment, a folder, and Python that is executed first.
     """
-    return _forked(
+    return _run_forked(
         [
             _request(words, PLAIN_ENVIRONMENT | env, cwd, before=before, seconds=4 * SECONDS)
             for words, env, cwd, before in runs
@@ -131,7 +131,7 @@ def together(runs: Iterable[tuple[Iterable[Any], Mapping[str, str], str, str]]) 
     )
 
 
-def signalled(seconds: float, number: int = signal.SIGKILL) -> str:
+def signal_after(seconds: float, number: int = signal.SIGKILL) -> str:
     """Return Python for ``before=`` that sends the signal after so many seconds, unless the command has ended."""
     return (
         f"import os, threading; _timer = threading.Timer({seconds}, os.kill, (os.getpid(), {number:d})); "
@@ -155,7 +155,7 @@ def _request(words: Iterable[Any], env: Mapping[str, str], cwd: str | os.PathLik
     return {"words": [*map(str, words)], "env": dict(env), "cwd": os.path.abspath(cwd)} | more
 
 
-def _forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Done]:
+def _run_forked(requests: list[dict[str, Any]], encoding: str = "utf-8") -> list[Done]:
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, str(number)) for number in range(len(requests))]
         for folder_ in folders:

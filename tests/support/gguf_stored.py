@@ -27,8 +27,8 @@ class Stored(NamedTuple):
         """The data."""
         if self.data is not None:
             return self.data
-        kind = OF_NAME.get(str(self.dtype))
-        return bytes(kind.count_bytes(self.shape) if kind else 4 * prod(self.shape))
+        ggml_type = OF_NAME.get(str(self.dtype))
+        return bytes(ggml_type.count_bytes(self.shape) if ggml_type else 4 * prod(self.shape))
 
 
 def text(value: str | bytes) -> bytes:
@@ -37,21 +37,21 @@ def text(value: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def value(kind: int, of: Any) -> bytes:
+def value(value_type: int, of: Any) -> bytes:
     """Return a value of that type, without the type."""
-    return text(of) if kind == TEXT else SCALARS[kind].pack(of)
+    return text(of) if value_type == TEXT else SCALARS[value_type].pack(of)
 
 
-def key(name: str | bytes, kind: int, of: Any) -> bytes:
+def key(name: str | bytes, value_type: int, of: Any) -> bytes:
     """Return a key and its value."""
-    return text(name) + struct.pack("<I", kind) + value(kind, of)
+    return text(name) + struct.pack("<I", value_type) + value(value_type, of)
 
 
-def array(name: str, kind: int, of: Iterable[Any], n: int | None = None) -> bytes:
+def array(name: str, value_type: int, of: Iterable[Any], n: int | None = None) -> bytes:
     """Return a key and an array of values; ``n`` is the declared number of values."""
     values = list(of)
-    head = struct.pack("<IIQ", ARRAY, kind, len(values) if n is None else n)
-    return text(name) + head + b"".join(value(kind, item) for item in values)
+    head = struct.pack("<IIQ", ARRAY, value_type, len(values) if n is None else n)
+    return text(name) + head + b"".join(value(value_type, item) for item in values)
 
 
 def architecture(name: str) -> tuple[bytes, ...]:
@@ -85,12 +85,12 @@ def gguf(
         infos += text(tensor.name) + struct.pack("<I", len(tensor.shape))
         infos += b"".join(struct.pack("<Q", size) for size in reversed(tensor.shape))
         infos += struct.pack("<IQ", type_id, offset)
-        data += padded(tensor.raw, alignment)
+        data += pad(tensor.raw, alignment)
     counts = len(tensors) if n_tensors is None else n_tensors, len(keys) if n_keys is None else n_keys
-    return padded(b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(keys) + infos, alignment) + data
+    return pad(b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(keys) + infos, alignment) + data
 
 
-def padded(raw: bytes, alignment: int) -> bytes:
+def pad(raw: bytes, alignment: int) -> bytes:
     """Append zeros up to the next multiple."""
     return raw + bytes(-len(raw) % alignment)
 
@@ -101,7 +101,7 @@ def write_gguf(path: Path, *arguments: Any, **options: Any) -> Path:
     return path
 
 
-def paired(weight: Any, heads: int) -> Any:
+def pair_rows(weight: Any, heads: int) -> Any:
     """Return rows in the order of llama.cpp's converter (LlamaModel.permute)."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)

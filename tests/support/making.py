@@ -103,13 +103,13 @@ def quantized_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def planned(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Pairing]:
+def open_pairing(original: Path, quantized: Path, layers: Iterable[str] = ()) -> Iterator[Pairing]:
     """Yield the pairing of a comparison while its files are open."""
     with open_checkpoint(original) as x, open_checkpoint(quantized) as y:
         yield choose_alternatives(pair(x, y, LayerSelection(layers)))
 
 
-def compared(
+def compare(
     folder: Path,
     original: Mapping[str, Tensor],
     quantized: Mapping[str, Tensor],
@@ -129,7 +129,7 @@ def chunk_of(weight: Weight, chunk: Chunk, workspace: Workspace) -> Tensor:
         return weight.dequantize(chunk, workspace).weight.clone()
 
 
-def dequantized(weight: Weight, size: int = ALL_ROWS) -> Tensor:
+def read_whole(weight: Weight, size: int = ALL_ROWS) -> Tensor:
     """Return the whole weight as a matrix, assembled from chunks of that number of elements."""
     rows, cols = weight.matrix
     whole: Tensor | None = None
@@ -183,7 +183,7 @@ def summed_by_chunk(
 NEW_LIBRARY = torch.float8_e4m3fnuz in safetensors_torch._SIZE
 
 
-def summed(
+def sum_up(
     x: Tensor,
     y: Tensor,
     size: int = CPU_CHUNK,

@@ -94,7 +94,7 @@ def check_html(text):
     """Check that a page has the elements and attributes of a page with tame names, and no others."""
     check_text(text)
     if not TAME_PAGE:
-        TAME_PAGE["page"] = page_of(rendered(named("tame"), "html"))
+        TAME_PAGE["page"] = page_of(render(make_named("tame"), "html"))
     assert page_of(text) == TAME_PAGE["page"]
 
 
@@ -114,7 +114,7 @@ CHECKS = {
 }
 
 
-def named(name):
+def make_named(name):
     """Return a report in which everything that comes from a file has this name."""
     report = report_of(tiny())
     for n, layer in enumerate([*report.layers, *report.other_changes, *report.lossless]):
@@ -142,14 +142,14 @@ def named(name):
         selection=replace(report.selection, patterns=[name]),
         formats={name: next(iter(report.formats.values()))},
         findings=[finding],
-        groups={kind: {name: next(iter(of.values()))} for kind, of in report.groups.items()},
+        groups={grouping: {name: next(iter(of.values()))} for grouping, of in report.groups.items()},
         not_compared=[lost],
         tool=replace(report.tool, version=name),
         run=replace(report.run, command=[name], device=name, started=name, torch=name),
     )
 
 
-def rendered(report, output):
+def render(report, output):
     file = io.StringIO()
     next(row for row in OUTPUTS if row.name == output).write(report, file)
     return file.getvalue()

@@ -25,11 +25,11 @@ def field(number: int, value: int | str | bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(raw)) + raw
 
 
-def tensor(name: str, kind: int, shape: Iterable[int], raw: bytes | None = None, *more: bytes) -> bytes:
+def tensor(name: str, dtype: int, shape: Iterable[int], raw: bytes | None = None, *more: bytes) -> bytes:
     """Return a tensor with these bytes, zeros by default, and ``more`` fields."""
     sizes = tuple(shape)
-    raw = bytes(SIZES[kind] * prod(sizes)) if raw is None and not more else raw
-    content = b"".join(field(1, size) for size in sizes) + field(2, kind) + field(8, name)
+    raw = bytes(SIZES[dtype] * prod(sizes)) if raw is None and not more else raw
+    content = b"".join(field(1, size) for size in sizes) + field(2, dtype) + field(8, name)
     return content + (b"" if raw is None else field(9, raw)) + b"".join(more)
 
 

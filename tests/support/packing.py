@@ -35,7 +35,7 @@ def planar(codes, bits):
     return np.concatenate(planes, -1).reshape(*codes.shape[:-1], -1)
 
 
-def interleaved(codes, order=AWQ_ORDER):
+def interleave(codes, order=AWQ_ORDER):
     """Pack eight 4-bit codes into a word: nibble i is column order[i]."""
     words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.int64)[..., order]
     return (words << 4 * np.arange(8)).sum(-1).astype(np.uint32).view(np.int32)
@@ -95,12 +95,12 @@ MARLIN_SCALES_SINGLE = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17
 MARLIN_24_SCALES = [8 * i + j for i in range(8) for j in (0, 4, 1, 5, 2, 6, 3, 7)]
 
 
-def permuted(scales, order):
+def permute(scales, order):
     """Return (blocks, rows) with each run of rows in that order."""
     return scales.reshape(-1, len(order))[:, order].reshape(scales.shape)
 
 
-def kept_of(mask):
+def list_kept(mask):
     """Return the columns, 0 to 3, of the two elements kept in each four: (rows, cols) → (rows, cols / 2)."""
     return np.nonzero(mask)[1].reshape(len(mask), -1) % 4
 

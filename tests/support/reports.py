@@ -35,7 +35,7 @@ def finding(layer, severity="error"):
     return {"code": "x", "severity": severity, "layer": layer, "message": f"{layer}: broken"}
 
 
-def made(
+def make(
     layers=None,
     *,
     rows=(),

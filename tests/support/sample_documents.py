@@ -34,7 +34,7 @@ from quanterr.gates import judge
 from quanterr.ranking.making import make_ranking
 
 # Kinds of documents but reports: the function of that name returns a sample, and NAME_diff a sample of its diff.
-KINDS_WITH_SAMPLES = [kind.name.lower() for kind in KINDS.values() if kind.name != "Report"]
+KINDS_WITH_SAMPLES = [document_kind.name.lower() for document_kind in KINDS.values() if document_kind.name != "Report"]
 
 TOOL = Tool(name="quanterr", version="1.0")
 RUN = RunInfo(

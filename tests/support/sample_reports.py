@@ -87,7 +87,7 @@ def small(bad: bool = True) -> Model:
     return Model("llama-1b", weights, [("model.embed_tokens.weight", (128256, 2048)), *norms], floor=29 if bad else 25)
 
 
-def mixed() -> Model:
+def make_mixed() -> Model:
     """Return a diffusion model with two stacks of blocks and two formats; two tensors were not compared."""
     random, weights, lossless, changed = Random(2), [], [], []
     double = {
@@ -177,7 +177,7 @@ def tiny() -> Model:
     )
 
 
-MODELS: dict[str, Callable[[], Model]] = {"tiny": tiny, "small": small, "mixed": mixed, "large": large}
+MODELS: dict[str, Callable[[], Model]] = {"tiny": tiny, "small": small, "mixed": make_mixed, "large": large}
 
 
 def sums_of(shape: tuple[int, ...], snr_db: float, random: Random) -> Sums:
@@ -267,11 +267,11 @@ def report_of(model: Model) -> Report:
         measured = measured_of(shape, format_name, sums)
         layers.append(layer)
         whole.add(measured, layer)
-        for kind, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
-            if key and key not in groups[kind]:
-                groups[kind][key] = LayerGroup()
+        for grouping, key in (("role", layer.role), ("format", layer.format), ("block", layer.block)):
+            if key and key not in groups[grouping]:
+                groups[grouping][key] = LayerGroup()
             if key:
-                groups[kind][key].add(measured, layer)
+                groups[grouping][key].add(measured, layer)
     other = [layer_of(name, shape, "dense", sums_of(shape, 55, random)) for name, shape in model.changed]
     lossless = [LosslessLayer(**header(name, shape, "dense"), bits_per_weight=16.0) for name, shape in model.lossless]
     not_compared = [missing(*item) for item in model.missing]
@@ -298,7 +298,9 @@ def report_of(model: Model) -> Report:
         findings=findings,
         gates=gates,
         aggregate=whole.aggregate(),
-        groups={kind: {key: group.aggregate() for key, group in members.items()} for kind, members in groups.items()},
+        groups={
+            grouping: {key: group.aggregate() for key, group in members.items()} for grouping, members in groups.items()
+        },
         layers=layers,
         other_changes=other,
         lossless=lossless,
@@ -448,7 +450,7 @@ def hostile() -> Report:
             make_finding(text, "error", name, text, text)
             for text, name in zip(HOSTILE_NAMES, cycle(names), strict=False)
         ],
-        "groups": {kind: _by_text(group) for kind, group in report.groups.items()},
+        "groups": {grouping: _by_text(group) for grouping, group in report.groups.items()},
         "not_compared": [replace(lost, layer_name=text, reason=text) for text in HOSTILE_NAMES],
         "run": replace(
             report.run,

@@ -123,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         if not path.is_file():
             return self.refuse(404)
         assert self.server.files is not None
-        return self.refuse(302, Location=self.server.files.signed(f"/{path.relative_to(self.server.folder)}"))
+        return self.refuse(302, Location=self.server.files.sign(f"/{path.relative_to(self.server.folder)}"))
 
     def describe(self, path: Path) -> dict[str, Any]:
         """Return the hub's entry for a file; with ``blobs``, weights are in LFS."""
@@ -192,7 +192,7 @@ class Server(ThreadingHTTPServer):
             self.led += 1
             return None if not self.limit or self.led <= self.limit else int(self.resets - now)
 
-    def signed(self, path: str) -> str:
+    def sign(self, path: str) -> str:
         """Return an address of a file that is valid for a while."""
         assert self.secret is not None
         query = f"X-Amz-Date={datetime.now(UTC).strftime(STAMP)}&X-Amz-Expires={self.lifetime}"

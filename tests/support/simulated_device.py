@@ -6,7 +6,7 @@ What would fail on CUDA fails here, too: operations that are given tensors of bo
 CUDA lacks (:mod:`cuda_rules`), the host's use of device memory, and work on streams that nothing puts in order
 (:mod:`simulated_streams`). It can run out of memory at a given byte, and lack dtypes.
 
-Registered with torch once in a process, but only available within :func:`simulated`. Before a process's first backward
+Registered with torch once in a process, but only available within :func:`simulate`. Before a process's first backward
 pass, as torch knows all devices from then on; so there is a program that evaluates with one:
 
     python tests/support/simulated_device.py original quantized ids.safetensors     prints the evaluation as JSON
@@ -128,16 +128,16 @@ class DeviceTensor(torch.Tensor):
         return run(function, args, kwargs or {})
 
     def __getitem__(self, index):
-        return super().__getitem__(self._placed(index))
+        return super().__getitem__(self._place(index))
 
     def __setitem__(self, index, value):
-        super().__setitem__(self._placed(index), value)
+        super().__setitem__(self._place(index), value)
 
-    def _placed(self, index):
+    def _place(self, index):
         """Place lists of indices on the device: torch makes tensors of them in C++, where no subclass is known."""
         if isinstance(index, list):
             return torch.tensor(index, device=self.device)
-        return tuple(map(self._placed, index)) if isinstance(index, tuple) else index
+        return tuple(map(self._place, index)) if isinstance(index, tuple) else index
 
     def new_tensor(self, data, dtype=None, device=None):
         return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device)
@@ -215,16 +215,16 @@ def run(function, args, kwargs):
     return _wrap(made, given, target)
 
 
-def _take_raw(value, found):
-    """Replace tensors of the device by their values; add all tensors to ``found``."""
+def _take_raw(value, tensors):
+    """Replace tensors of the device by their values; add all tensors to ``tensors``."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
+        tensors.append(value)
         return value.raw if isinstance(value, DeviceTensor) else value
     if isinstance(value, (list, tuple)):
-        made = [_take_raw(item, found) for item in value]
+        made = [_take_raw(item, tensors) for item in value]
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
     if isinstance(value, dict):
-        return {key: _take_raw(item, found) for key, item in value.items()}
+        return {key: _take_raw(item, tensors) for key, item in value.items()}
     return value
 
 
@@ -336,7 +336,7 @@ def check_tables(monkeypatch, package):
     """
     for module, name, function in _list_tables(package):
         function.cache_clear()
-        monkeypatch.setattr(module, name, _finished(function))
+        monkeypatch.setattr(module, name, _finish(function))
 
 
 @cache
@@ -349,7 +349,7 @@ def _list_tables(package):
     ]
 
 
-def _finished(function):
+def _finish(function):
     @wraps(function)
     def call(*args):
         made, tensors = function(*args), []
@@ -423,7 +423,7 @@ def _run_as(operation):
 
 
 @contextmanager
-def simulated(count=1, limit=None, lacks=()):
+def simulate(count=1, limit=None, lacks=()):
     """Let there be ``count`` devices with ``limit`` bytes of memory together, without the dtypes ``lacks``.
 
     Yields the device, whose ``used`` and ``peak`` are bytes of memory.
@@ -456,13 +456,13 @@ _entered = ExitStack()
 
 def enter(count):
     """Let there be devices for the rest of the process."""
-    _entered.enter_context(simulated(count))
+    _entered.enter_context(simulate(count))
 
 
 def main(original, quantized, tokens, *by_products):
     from quanterr.evaluation.run import evaluate
 
-    with simulated():
+    with simulate():
         more = dict(word.split("=") for word in by_products)
         print(evaluate(original, [quantized], tokens=tokens, context=16, device=NAME, **more).to_json())
 

@@ -54,13 +54,13 @@ def auto_of(name: str) -> Any:
     return special.get(name, transformers.AutoModelForCausalLM)
 
 
-def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
+def save_model(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
     """Save a model with large random weights, so that errors are visible, in float32; ``changed`` edits its config."""
     import transformers
 
-    kind, fields = MODELS[name]
+    class_name, fields = MODELS[name]
     torch.manual_seed(0)
-    model = auto_of(name).from_config(getattr(transformers, kind)(**fields | changed)).eval()
+    model = auto_of(name).from_config(getattr(transformers, class_name)(**fields | changed)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -69,7 +69,7 @@ def saved(name: str, folder: Path, shard: str = "50GB", **changed: int) -> Path:
     return folder
 
 
-def stored(folder: Path) -> dict[str, Tensor]:
+def load_tensors(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a saved model."""
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):

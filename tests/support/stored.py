@@ -69,7 +69,7 @@ def original() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
 
 
-def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_fp8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return matrices as FP8 codes with one F32 scale per tensor, ``<name>_scale``; leave the rest as it is."""
     stored_tensors = {}
     for name, weight in tensors.items():
@@ -84,7 +84,7 @@ def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def pair(folder: Path) -> tuple[Path, Path]:
     """Write files of the very small model and of its FP8 version."""
     x, y = folder / "original.safetensors", folder / "quantized.safetensors"
-    return write(x, original()), write(y, quantized(original()))
+    return write(x, original()), write(y, to_fp8(original()))
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def as_nobody() -> Iterator[None]:
         os.setresuid(0, 0, 0)
 
 
-def stored(folder, **shapes):
+def write_pair(folder, **shapes):
     """Write a BF16 original and FP8 with a scale per row, of these shapes."""
     random = torch.Generator().manual_seed(0)
     x = {f"{name}.weight": torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}

@@ -15,13 +15,13 @@ from support.casting import (
     PAIRS,
     ROUTER,
     UNQUANTIZED,
-    damaged,
+    apply_damage,
     model,
     noisy,
     with_codes,
 )
 from support.gguf_stored import Stored, architecture, write_gguf
-from support.making import compared, numbers, store
+from support.making import compare, numbers, store
 
 import quanterr
 from quanterr.tensors.casts import CastTest, Copy, rounds_to_nearest
@@ -49,7 +49,7 @@ def judge_cast(x, y, computed=False):
     return test.result
 
 
-def truncated(x):
+def truncate(x):
     """Cast F32 to BF16 by dropping bits."""
     return (x.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -91,14 +91,14 @@ class TestCasts:
     def test_truncating_casts_are_coarse(self):
         x = of_all_magnitudes()
 
-        assert Copy.COARSE == judge_cast(x, truncated(x))
-        assert Copy.COARSE == judge_cast(x, truncated(x).float())
+        assert Copy.COARSE == judge_cast(x, truncate(x))
+        assert Copy.COARSE == judge_cast(x, truncate(x).float())
 
     def test_randomly_rounding_casts_are_coarse(self):
         x = of_all_magnitudes()
         noise = torch.randint(0, 1 << 16, x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
 
-        assert Copy.COARSE == judge_cast(x, truncated((x.view(torch.int32) + noise).view(torch.float32)))
+        assert Copy.COARSE == judge_cast(x, truncate((x.view(torch.int32) + noise).view(torch.float32)))
 
     def test_f16_casts_that_truncate_subnormals_are_coarse(self):
         x = 2.0**-24 * torch.linspace(0.01, 900, 512).view(4, 128)
@@ -169,20 +169,22 @@ def test_model_with_plain_casts_raises_no_finding(tmp_path, monkeypatch, origina
     x = model(DTYPES[original])
     y = {name: weight.to(DTYPES[quantized]) for name, weight in x.items()}
 
-    assert ([], []) == changes(compared(tmp_path, x, with_codes(y)))
-    assert "cast_coarse" not in {finding.code for finding in quanterr.compare(*stored(tmp_path), device="cpu").findings}
+    assert ([], []) == changes(compare(tmp_path, x, with_codes(y)))
+    assert "cast_coarse" not in {
+        finding.code for finding in quanterr.compare(*store_pair(tmp_path), device="cpu").findings
+    }
 
 
-def stored(folder):
+def store_pair(folder):
     return folder / "original.safetensors", folder / "quantized.safetensors"
 
 
 @pytest.mark.parametrize(("name", "damage"), list(product((EMBEDDING, HEAD, NORM, ROUTER), DAMAGES)))
 def test_damage_in_a_cast_tensor_is_reported(tmp_path, name, damage):
     x = model()
-    broken = damaged(x[name], damage)
+    broken = apply_damage(x[name], damage)
     y = {other: weight.float() for other, weight in (x | {name: broken}).items()}
-    report = compared(tmp_path, x, with_codes(y))
+    report = compare(tmp_path, x, with_codes(y))
     named = {finding.layer for finding in report.findings if finding.severity != "info"}
     changed, _ = changes(report)
 
@@ -191,8 +193,8 @@ def test_damage_in_a_cast_tensor_is_reported(tmp_path, name, damage):
 
 def test_truncated_casts_are_an_info(tmp_path):
     x = {name: weight * (1 + 2.0**-12) for name, weight in model(torch.float32).items()}
-    y = {name: truncated(weight) for name, weight in x.items()}
-    report = compared(tmp_path, x, with_codes(y))
+    y = {name: truncate(weight) for name, weight in x.items()}
+    report = compare(tmp_path, x, with_codes(y))
     (finding,) = (finding for finding in report.findings if finding.code == "cast_coarse")
 
     assert ([], []) == changes(report)
@@ -213,10 +215,10 @@ def as_gguf(folder, weights, name, one_more, dtype="F32"):
             numbers_ = numbers_.view(HEADS, 2, 8, 64).swapaxes(1, 2).reshape(64, 64) if name == "llama" else numbers_
         is_norm = numbers_.dim() < 2
         numbers_ = numbers_ + 1 if is_norm and one_more else numbers_
-        kind = "F32" if is_norm else dtype
-        raw = numbers_.to(DTYPES[kind]).contiguous()
+        ggml_type = "F32" if is_norm else dtype
+        raw = numbers_.to(DTYPES[ggml_type]).contiguous()
         path = LLAMA_NAMES.get(original, "blk.0.attn_q.weight")
-        tensors.append(Stored(path, kind, tuple(raw.shape), raw.view(torch.uint8).numpy().tobytes()))
+        tensors.append(Stored(path, ggml_type, tuple(raw.shape), raw.view(torch.uint8).numpy().tobytes()))
     return write_gguf(folder / "model.gguf", tensors, architecture(name))
 
 
@@ -241,7 +243,7 @@ class TestGguf:
     @pytest.mark.parametrize("weight", [EMBEDDING, NORM, QUERY])
     def test_damage_in_a_gguf_file_is_reported(self, tmp_path, weight, damage, name, one_more):
         x = llama()
-        y = as_gguf(tmp_path, x | {weight: damaged(x[weight].float(), damage)}, name, one_more)
+        y = as_gguf(tmp_path, x | {weight: apply_damage(x[weight].float(), damage)}, name, one_more)
         report = quanterr.compare(store(tmp_path / "original.safetensors", x), y, device="cpu")
         named = {finding.layer for finding in report.findings if finding.severity != "info"}
         named |= {tensor.layer_name for tensor in report.not_compared}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.making import FP8, NEW_LIBRARY, numbers
-from support.small_models import auto_of, ids, saved
-from support.stored import original, quantized, write
+from support.small_models import auto_of, ids, save_model
+from support.stored import original, to_fp8, write
 from torch import nn
 
 import quanterr
@@ -89,7 +89,7 @@ def test_noncontiguous_tensors_are_read_in_order():
 
 
 def test_compare_finds_the_same_as_in_files(tmp_path):
-    x, y = original(), quantized(original())
+    x, y = original(), to_fp8(original())
     files = quanterr.compare(write(tmp_path / "a.safetensors", x), write(tmp_path / "b.safetensors", y))
     held = quanterr.compare(x, y)
     assert numbers_of(held) == numbers_of(files) != []
@@ -160,7 +160,7 @@ def test_change_in_place_discards_the_results():
 
 def test_rank_sweep_and_inspect_take_state_dicts():
     x = original()
-    y = quantized(x)
+    y = to_fp8(x)
     ranking = quanterr.rank(x, [y, {**y}])
     assert sorted(candidate.name for candidate in ranking.candidates) == ["state dict 2", "state dict 3"]
     assert [candidate.name for candidate in quanterr.sweep(x, "int8_row,fp8_row").candidates] == ["int8_row", "fp8_row"]
@@ -169,14 +169,14 @@ def test_rank_sweep_and_inspect_take_state_dicts():
 
 def test_journal_for_other_tensors_is_refused(tmp_path):
     x = original()
-    quanterr.compare(x, quantized(x), resume=tmp_path / "journal")
-    other = quantized({name: tensor * 2 for name, tensor in x.items()})
+    quanterr.compare(x, to_fp8(x), resume=tmp_path / "journal")
+    other = to_fp8({name: tensor * 2 for name, tensor in x.items()})
     with pytest.raises(quanterr.UsageError, match="journal"):
         quanterr.compare(x, other, resume=tmp_path / "journal")
 
 
 def test_evaluate_takes_models_on_both_sides(tmp_path):
-    folder = saved("llama", tmp_path / "original")
+    folder = save_model("llama", tmp_path / "original")
     x, y = (auto_of("llama").from_pretrained(folder, dtype=torch.float32) for _ in range(2))
     with torch.no_grad():
         for weight in y.parameters():
@@ -191,13 +191,13 @@ def test_evaluate_takes_models_on_both_sides(tmp_path):
 
 
 def test_state_dict_without_a_config_cannot_be_evaluated(tmp_path):
-    tensors = load_file(saved("llama", tmp_path / "original") / "model.safetensors")
+    tensors = load_file(save_model("llama", tmp_path / "original") / "model.safetensors")
     with pytest.raises(quanterr.CheckpointError, match=r"state dict/config.json: No such file"):
         quanterr.evaluate(tensors, against="int8_row", tokens=ids(tmp_path), context=32)
 
 
 def test_evaluate_takes_a_state_dict_as_a_candidate(tmp_path):
-    folder = saved("llama", tmp_path / "original")
+    folder = save_model("llama", tmp_path / "original")
     tensors = load_file(folder / "model.safetensors")
     y = {name: tensor.to(FP8).to(tensor.dtype) if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
     evaluation = quanterr.evaluate(folder, [y, write(tmp_path / "y.safetensors", y)], tokens=ids(tmp_path), context=32)

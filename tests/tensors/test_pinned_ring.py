@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from support.simulated_device import NAME, UNKNOWN, is_pinned, simulated
+from support.simulated_device import NAME, UNKNOWN, is_pinned, simulate
 from support.stored import write
 
 from quanterr.checkpoints import open_checkpoint
@@ -26,7 +26,7 @@ def small_ring(monkeypatch):
     for name, n in (("SLOT", 64), ("PIECE", 16)):
         monkeypatch.setattr(pinned_ring, name, n)
         monkeypatch.setattr(workspace, name, n)
-    with simulated():
+    with simulate():
         yield
 
 
@@ -43,14 +43,14 @@ def entry(tmp_path):
         yield checkpoint.entries["x"]
 
 
-def expected(first=0, stop=N):
+def compute_expected(first=0, stop=N):
     return torch.arange(first, stop).to(torch.uint8).tolist()
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, N), (3, 4), (5, 69), (7, 72), (N, N)])
 def test_bytes_reach_the_device_in_order(there, entry, first, stop):
     with own_stream(there):
-        assert expected(first, stop) == Workspace(there).read("x", entry, first, (stop - first,)).tolist()
+        assert compute_expected(first, stop) == Workspace(there).read("x", entry, first, (stop - first,)).tolist()
 
 
 def test_pinned_memory_is_limited_to_the_slots(there, entry):
@@ -68,7 +68,7 @@ def test_buffer_in_use_is_not_overwritten(there, entry):
         sums = [reader.read("x", entry, first, (200,)).long().sum() for first in range(0, N, 200)]
         total = sum(map(int, sums))
 
-    assert sum(expected()) == total
+    assert sum(compute_expected()) == total
 
 
 def test_threads_share_the_ring(there, entry):
@@ -87,7 +87,8 @@ def test_threads_share_the_ring(there, entry):
         thread.join()
 
     assert all(
-        read_bytes[number] == [expected(first, first + 100) for first in range(0, N, 100)] for number in range(4)
+        read_bytes[number] == [compute_expected(first, first + 100) for first in range(0, N, 100)]
+        for number in range(4)
     )
 
 
@@ -105,7 +106,7 @@ def test_slots_are_free_again_after_an_error(there, entry, monkeypatch):
             with pytest.raises(CheckpointError, match="read failed"):
                 reader.read("x", entry, 0, (N,))
 
-    assert expected() == reader.read("x", entry, 0, (N,)).tolist()
+    assert compute_expected() == reader.read("x", entry, 0, (N,)).tolist()
 
 
 def test_error_is_raised_after_the_other_pieces_are_read(there, entry, monkeypatch):
@@ -134,7 +135,7 @@ def test_only_local_files_are_read_in_pieces(there, entry, monkeypatch):
             lambda file, view, offset, go=read_into: (lengths.append(len(view)), go(file, view, offset)),
         )
         stored = entry if file is entry.file else file.entries["x"]
-        assert expected(0, 64) == Workspace(there).read("x", stored, 0, (64,)).tolist()
+        assert compute_expected(0, 64) == Workspace(there).read("x", stored, 0, (64,)).tolist()
 
     assert [16, 16, 16, 16, 64] == lengths
 

@@ -105,7 +105,8 @@ class TestArrays:
 
         assert quanterr.measure(torch.tensor(x), torch.tensor(y)) == quanterr.measure(x, y)
         reports = [
-            quanterr.compare({"a.weight": kind(x)}, {"a.weight": kind(y)}) for kind in (np.asarray, torch.tensor)
+            quanterr.compare({"a.weight": convert(x)}, {"a.weight": convert(y)})
+            for convert in (np.asarray, torch.tensor)
         ]
         assert reports[0].layers[0].snr_db == reports[1].layers[0].snr_db
         assert bool(

@@ -91,9 +91,9 @@ class Windows:
     def __init__(self, size):
         self.size = size
 
-    def ReadFile(self, handle, room, most, n, place):  # noqa: N802 - its name
+    def ReadFile(self, handle, room, length, n, place):  # noqa: N802 - its name
         at = place._obj.low + (place._obj.high << 32)
-        data = os.pread(handle.value, most.value, at)
+        data = os.pread(handle.value, length.value, at)
         if at >= self.size:
             Windows.error = 38
             return 0

@@ -1,6 +1,6 @@
 import pytest
 
-from quanterr.util.text import count, cut_prefix, display, listed, parse_digits, size
+from quanterr.util.text import count, cut_prefix, display, itemize, parse_digits, size
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_name_is_measured_after_escaping():
     ],
 )
 def test_long_list_shows_a_few_names(names, limit, shown):
-    assert shown == listed(names, limit)
+    assert shown == itemize(names, limit)
 
 
 @pytest.mark.parametrize(

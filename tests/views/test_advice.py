@@ -1,6 +1,6 @@
 """Advice that would change nothing is not given."""
 
-from support.making import compared, numbers, quantized_fp8, quantized_int8, store
+from support.making import compare, numbers, quantized_fp8, quantized_int8, store
 
 import quanterr
 from quanterr.views.comparison.summary import summarize
@@ -21,7 +21,7 @@ def trained_on(share):
 
 
 def test_layers_stored_as_in_the_original_are_not_to_be_kept(tmp_path):
-    report = compared(tmp_path, *trained_on(0.1))
+    report = compare(tmp_path, *trained_on(0.1))
 
     assert [] == [line for line in summarize(report) if "kept" in line or "Keeping" in line]
 
@@ -31,7 +31,7 @@ def test_quantized_layer_among_unquantized_ones_may_be_kept(tmp_path):
     x["lm_head.weight"] = y["lm_head.weight"] = numbers(512, 512)
     y[NAMES[0]], y[f"{NAMES[0]}_scale"] = quantized_int8(x[NAMES[0]])
 
-    assert "kept in BF16, the file grows by" in " ".join(summarize(compared(tmp_path, x, y)))
+    assert "kept in BF16, the file grows by" in " ".join(summarize(compare(tmp_path, x, y)))
 
 
 def test_ranking_of_equal_files_names_no_best(tmp_path):
@@ -54,7 +54,7 @@ def test_scales_that_would_allow_more_are_the_action(tmp_path):
     for name, w in x.items():
         y[name], scale = quantized_fp8(w)
         y[f"{name}_scale"] = 1.02 * scale
-    summary = summarize(compared(tmp_path, x, y))
+    summary = summarize(compare(tmp_path, x, y))
 
     assert [1] == [
         n for n, line in enumerate(summary) if line.startswith("With the same scales, the nearest codes would")
@@ -67,7 +67,7 @@ def test_evidence_is_stated_once_for_names_that_differ_in_their_block(tmp_path):
     y = {}
     for name, w in x.items():
         y[name], y[f"{name}_scale"] = quantized_int8(w)
-    sections = compared(tmp_path, x, y).view(10).sections
+    sections = compare(tmp_path, x, y).view(10).sections
     lines = [line for section in sections if section.key == "evidence" for part in section.parts for line in part.lines]
 
     assert len({line.partition(": ")[0] for line in lines}) == 1
@@ -93,5 +93,5 @@ def test_pattern_that_excludes_nothing_is_named_in_one_line(tmp_path):
         y[name], y[f"{name}_scale"] = quantized_int8(w)
 
     assert '"!no-such-layer" excludes nothing: no layer matches it' in summarize(
-        compared(tmp_path, x, y, exclude=["no-such-layer"])
+        compare(tmp_path, x, y, exclude=["no-such-layer"])
     )

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from support.reports import made, row
+from support.reports import make, row
 
 from quanterr.documents.comparison.values import ReportValues
 from quanterr.gates.expression import parse
@@ -35,17 +35,17 @@ def rule(text, name=None):
     ],
 )
 def test_headline_names_the_rule_its_worst_layer_and_the_value(rules, says):
-    assert says == headline(made(LAYERS), *rules)
+    assert says == headline(make(LAYERS), *rules)
 
 
 def test_headline_of_a_change_has_the_values_before_and_after():
-    before = made({"a": 27.5, "b": 30.0, "c": 40.0})
+    before = make({"a": 27.5, "b": 30.0, "c": 40.0})
 
     says = "delta(snr_db) >= -0.5 does not hold: a 27.50 -> 20.00 dB"
-    assert says == headline(made(LAYERS), rule("delta(snr_db) >= -0.5"), baseline=before)
+    assert says == headline(make(LAYERS), rule("delta(snr_db) >= -0.5"), baseline=before)
 
 
 def test_headline_of_a_value_that_does_not_exist_gives_the_reason():
-    report = made(rows=[row("a", None), row("b", 30.0)])
+    report = make(rows=[row("a", None), row("b", 30.0)])
 
     assert "snr_db >= 1 does not hold: a: snr_db is undefined" == headline(report, rule("snr_db >= 1"))

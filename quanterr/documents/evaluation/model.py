@@ -531,7 +531,7 @@ def _list_roundings(evaluation: Evaluation) -> set[str]:
 # Metrics that gates can use; counts are not among them.
 COUNTS = ("tokens", "chunks", "kld_chunks")
 METRICS = (
-    *(name for kind in (Scores, Embeddings) for name in kind.__struct_fields__ if name not in COUNTS),
+    *(name for struct in (Scores, Embeddings) for name in struct.__struct_fields__ if name not in COUNTS),
     # output_error is not among them: it is an error of weights.
     *("output_snr_db", "output_cosine", "output_error_worst"),
     *("rollout_error", "rollout_error_se", "rollout_psnr_db", "rollout_cosine"),

@@ -52,7 +52,7 @@ ITEMS: Mapping[str, tuple[str, str, Sequence[str]]] = {
 
 VOCABULARY = Vocabulary(
     "evaluation",
-    {metric: kind for kind, (_, _, metrics) in ITEMS.items() for metric in metrics},
+    {metric: item_kind for item_kind, (_, _, metrics) in ITEMS.items() for metric in metrics},
     OF_CANDIDATES,
     "kld_mean <= 0.01",
     "ratio(kld_mean) <= 1.1",

@@ -27,7 +27,7 @@ from quanterr.documents.evaluation.model import Outputs, StepError
 from quanterr.errors import CheckpointError, UsageError
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 KEY = "quanterr.inputs"
 OUTPUTS = ("sample", "last_hidden_state", "logits")  # fields of a model's result that may hold its output
@@ -76,9 +76,9 @@ class Calls:
         for call in self.calls:
             where = f"--inputs {display(self.source)}: call {display(call.name)}"
             if missing := sorted(needed - call.arguments.keys()):
-                raise UsageError(f"{where} lacks {listed(missing)}, which {name} needs")
+                raise UsageError(f"{where} lacks {itemize(missing)}, which {name} needs")
             if extra := sorted(call.arguments.keys() - known.keys()):
-                raise UsageError(f"{where} has {listed(extra)}, which {name} does not take")
+                raise UsageError(f"{where} has {itemize(extra)}, which {name} does not take")
 
 
 def read_calls(path: str) -> Calls:
@@ -172,7 +172,7 @@ def _nest(flat: Mapping[str, object], where: str) -> dict[str, object]:
         if all(item.isdecimal() for item in values):
             if values.keys() != {str(n) for n in range(len(values))}:
                 raise UsageError(
-                    f"{where}: items of {display(argument)} are not numbered from 0 on: {listed(list(values))}"
+                    f"{where}: items of {display(argument)} are not numbered from 0 on: {itemize(list(values))}"
                 )
             nested[argument] = [values[str(n)] for n in range(len(values))]
         else:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from quanterr.errors import CheckpointError
 from quanterr.evaluation.models.layouts import Shape, denoiser_names
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 HEAD, SD3_HEAD, AURAFLOW_HEAD, SANA_HEAD = 128, 64, 256, 32
 LTX_HEADS = 32
@@ -349,7 +349,7 @@ def recognize(shapes: Mapping[str, Shape], where: str) -> JsonObject:
     if family is None:
         known = ", ".join(row.name for row in FAMILIES)
         raise CheckpointError(
-            f"{where}: no config.json beside it, and its names ({listed(list(tensors.shapes), 3)}) are of no known "
+            f"{where}: no config.json beside it, and its names ({itemize(list(tensors.shapes), 3)}) are of no known "
             f"family of denoisers ({known}); give the config of its diffusers folder with --config FOLDER"
         )
     try:

@@ -179,7 +179,7 @@ def profile(
 
 
 def _forward(stream: Stream, batch: int) -> _Step:
-    unit, args, kwargs = stream.taken(batch)
+    unit, args, kwargs = stream.take_call(batch)
     with torch.no_grad():
         output = unit.forward(*args, **kwargs)
     leaves = _map_floats(output, lambda tensor: tensor.detach().requires_grad_())

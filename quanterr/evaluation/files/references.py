@@ -196,7 +196,7 @@ class Reference:
         weights = {name.removeprefix(HEAD): tensor for name, tensor in self._tensors.items() if name.startswith(HEAD)}
         return Head(architecture, weights)
 
-    def hidden(self, batch: int) -> Tensor:
+    def read_hidden(self, batch: int) -> Tensor:
         """Return the inputs of the head for a micro-batch, (chunks, positions, width)."""
         return self._tensors[f"{HIDDEN}{batch}"]
 

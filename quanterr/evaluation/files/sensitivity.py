@@ -141,7 +141,7 @@ def profile_of(
                         unit_profile.scored,
                     )
                 for n, (other, candidate) in enumerate(zip(others, candidates, strict=True)):
-                    error = other.tensors([slot.name], candidate.compared)[slot.name].to(weight.dtype) - weight
+                    error = other.tensors([slot.name], candidate.unfold)[slot.name].to(weight.dtype) - weight
                     predict(
                         n, names.stored_name(slot.name), stored_parts, curvatures, error, weight, unit_profile.scored
                     )

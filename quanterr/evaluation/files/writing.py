@@ -50,7 +50,7 @@ def write_files(
         saliency.write(os.fspath(chosen.saliency_out), original.path, prepared.source)
     if chosen.importance_out is not None:
         calls = prepared.calls
-        chunks = (chosen.context, len(prepared.given)) if calls is None else (0, len(calls.calls))
+        chunks = (chosen.context, len(prepared.input_ids)) if calls is None else (0, len(calls.calls))
         origin = Origin(prepared.source, *chunks)
         write_importance(os.fspath(chosen.importance_out), run.errors.moments(), architecture_of(original), origin)
     if chosen.save_reference is not None and run.kept is not None:
@@ -74,7 +74,7 @@ def predict(
         given: Tensor | Sequence[Call] = prepared.calls.spread(n)
         basis = Basis(original, prepared.source, prepared.calls.sha256, 0)
     else:
-        given = prepared.given[:n]
+        given = prepared.input_ids[:n]
         basis = Basis(original, prepared.source, fingerprint(given), given.shape[1])
     profiled = profile_of(prepared.architecture, originals, candidates, given)
     measured = {

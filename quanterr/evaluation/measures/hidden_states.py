@@ -76,9 +76,9 @@ def are_finite(values: Tensor) -> bool:
     return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
 
 
-def hidden_of(output: object) -> Tensor | None:
+def find_hidden_states(output: object) -> Tensor | None:
     """Return the hidden states among a unit's outputs: the first floating tensor with more than one axis."""
     if isinstance(output, Tensor):
         return output if output.is_floating_point() and output.dim() > 1 else None
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return next((part for part in map(hidden_of, parts) if part is not None), None)
+    return next((part for part in map(find_hidden_states, parts) if part is not None), None)

@@ -154,9 +154,9 @@ class OutputErrors(TorchFunctionMode):
             self._watched[storage_of(weight)] = Watched(slot.name, weight, same_layout)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(error_type, error, trace)  # type: ignore[no-untyped-call]
         if error is None:
             self._settle()
 

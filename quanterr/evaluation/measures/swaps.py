@@ -57,7 +57,7 @@ class Swaps:
         """
         self._stream, self._workload, self._batches = stream, workload, batches
         self.swaps = [
-            Swap(name, side, unit, slots, {batch: stream.begin(stream.given(batch)) for batch in batches})
+            Swap(name, side, unit, slots, {batch: stream.begin(stream.get_inputs(batch)) for batch in batches})
             for side in range(candidates)
             for name, unit, slots in _choose_swaps(stream, blocks, LayerSelection(patterns))
         ]
@@ -84,7 +84,7 @@ class Swaps:
                 with _swap_weights(unit, differing, self._tensors):
                     swapped_output = self._stream.run(place)
             else:
-                self._stream.taken(place)
+                self._stream.take_call(place)
                 swapped_output = deepcopy(output)  # the model may change it in place
             self._stream.resume(place, swapped_output)
 

@@ -26,7 +26,7 @@ from quanterr.evaluation.running.workload import CALLS, Workload, workload_of
 from quanterr.util.memory import is_out_of_memory
 from quanterr.util.platform import keep_freed_memory
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,7 +50,7 @@ def read_config(folder: ModelFolder) -> "PretrainedConfig":
         from transformers import AutoConfig
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    shown, fields = folder.named("config.json"), _read_fields(folder)
+    shown, fields = folder.locate("config.json"), _read_fields(folder)
     if fields.get("quantization_config"):
         raise CheckpointError(f"{shown}: declares a quantized model; pass the original first")
     try:
@@ -82,7 +82,7 @@ def read_denoiser_config(
         fields = _read_fields(own_folder)
         if "_class_name" not in fields:
             raise CheckpointError(
-                f"{own_folder.named('config.json')}: no _class_name: not the config of a model of diffusers"
+                f"{own_folder.locate('config.json')}: no _class_name: not the config of a model of diffusers"
             )
         return fields
     if (folder.path / "config.json").exists():
@@ -102,7 +102,7 @@ def _read_fields(folder: ModelFolder) -> JsonObject:
     Raises:
         CheckpointError: the config.json is missing or damaged.
     """
-    shown = folder.named("config.json")
+    shown = folder.locate("config.json")
     try:
         return as_object(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
     except OSError as error:
@@ -222,8 +222,8 @@ class Denoiser:
             originals.layout = find_layout(model, self.config, originals.shapes, where)
             if unknown := sorted(originals.layout.unknown - MARKERS):
                 raise CheckpointError(
-                    f"{where}: {type(model).__name__} of the config has no {listed(unknown, 3)}; is this the config of "
-                    "another variant? Give the right one with --config FOLDER"
+                    f"{where}: {type(model).__name__} of the config has no {itemize(unknown, 3)}; is this the config "
+                    "of another variant? Give the right one with --config FOLDER"
                 )
         return originals.layout
 

@@ -44,7 +44,7 @@ class ModelFolder(NamedTuple):
     ] = {}  # file → why it is missing, and what to do, to which messages add what else can be done
     is_made: bool = False  # made from the metadata of a GGUF file
 
-    def named(self, name: str) -> str:
+    def locate(self, name: str) -> str:
         """Return the path of one of its files, for messages."""
         return display(f"{self.address.rstrip('/')}/{name}")
 

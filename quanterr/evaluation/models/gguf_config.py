@@ -21,7 +21,7 @@ from quanterr.errors import CheckpointError
 from quanterr.pairing.converters.llama_cpp import DERIVED
 from quanterr.tensors.workspace import read_entry
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 INSTEAD = "give the original's config.json and tokenizer with --config FOLDER"
 
@@ -151,11 +151,11 @@ class Facts:
         if unknown := [
             key for key, value in left.items() if key not in KEYS_WITHOUT_EFFECT or KEYS_WITHOUT_EFFECT[key] != value
         ]:
-            shown = listed([f"{self._start}{key}" for key in unknown], 3)
+            shown = itemize([f"{self._start}{key}" for key in unknown], 3)
             raise self.refusal(f"{shown} may change what the model computes, and quanterr does not know how")
         derived = sorted(name for name in self.shapes if name.removesuffix(".weight") in DERIVED)
         if unknown := [name for name in derived if name not in self._read]:
-            raise self.refusal(f"{listed(unknown, 3)} changes what the model computes, and quanterr does not know how")
+            raise self.refusal(f"{itemize(unknown, 3)} changes what the model computes, and quanterr does not know how")
 
     def refusal(self, reason: str) -> CheckpointError:
         """Return an error that says why no config can be derived from the file."""

@@ -27,7 +27,7 @@ from quanterr.pairing.model import Bucket, Pair
 from quanterr.pairing.views import undo_views
 from quanterr.selection import LayerSelection
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -127,8 +127,8 @@ def _find_entries(checkpoint: Checkpoint, model: "PreTrainedModel", fields: Json
     left = {name for name in left if checkpoint.gguf is None or not checkpoint.gguf.predicts(name)}
     if left:
         lacks, extra = sorted(left & shapes.keys()), sorted(left - shapes.keys())
-        lacking = f"it lacks {listed(lacks, 3)} of the model, or has another shape of it" if lacks else ""
-        unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {listed(extra, 3)}" if extra else ""
+        lacking = f"it lacks {itemize(lacks, 3)} of the model, or has another shape of it" if lacks else ""
+        unknown = f"the model lacks {count(len(extra), 'tensor')} of it, {itemize(extra, 3)}" if extra else ""
         unread = (item.reason for item in pairing.leftovers if item.bucket in (Bucket.UNSUPPORTED, Bucket.ERROR))
         both = "; ".join(text for text in (lacking, unknown, next(unread, "")) if text)
         raise CheckpointError(f"{where}: {type(model).__name__} is not its model: {both}; {INSTEAD}")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from quanterr.checkpoints.gguf_metadata import Value
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 KEY_PREFIX = "tokenizer."
 SPECIAL = {
@@ -115,7 +115,7 @@ class _Vocabulary:
         if unknown := [
             f"{KEY_PREFIX}ggml.{key}" for key, value in left.items() if (key, value) not in KEYS_WITHOUT_EFFECT.items()
         ]:
-            raise ValueError(f"{listed(unknown, 3)} may change tokens, and quanterr does not know how")
+            raise ValueError(f"{itemize(unknown, 3)} may change tokens, and quanterr does not know how")
         self.tokens = self._read_texts("tokens")
         types = self.keys.get("token_type", (NORMAL,) * len(self.tokens))
         if not isinstance(types, tuple) or len(types) != len(self.tokens):
@@ -145,7 +145,7 @@ class _Vocabulary:
         value = self.keys.get(key, otherwise)
         return bool(value)
 
-    def added(self, swallows: bool = False) -> Iterator[JsonObject]:
+    def list_added(self, swallows: bool = False) -> Iterator[JsonObject]:
         """Yield the tokens that are searched in a text before it is normalized and divided.
 
         ``swallows`` means that special tokens include the spaces after them.
@@ -217,7 +217,7 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
     model |= {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": pre.ignore_merges}
     parts: JsonObject = {
-        "added_tokens": list(vocabulary.added()),
+        "added_tokens": list(vocabulary.list_added()),
         "normalizer": pre.normalizer,
         "pre_tokenizer": pre.words,
         "decoder": _make_byte_level(use_regex=True),
@@ -259,7 +259,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
         {"type": "Fuse"},
     ]
     back += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    added = list(vocabulary.added(swallows=is_phi))
+    added = list(vocabulary.list_added(swallows=is_phi))
     for token in added:
         token["content"] = tokens[token["id"]]
     parts: JsonObject = {
@@ -293,7 +293,7 @@ def _word_piece(vocabulary: _Vocabulary) -> tuple[str, JsonObject, bool]:
     first, last = (vocabulary.special(key) for key in ("cls_token_id", "seperator_token_id"))
     ends = (first or vocabulary.special("bos_token_id"), last or vocabulary.special("eos_token_id"))
     parts: JsonObject = {
-        "added_tokens": list(vocabulary.added()),
+        "added_tokens": list(vocabulary.list_added()),
         "normalizer": normalizer,
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _make_post_processor(vocabulary, *ends),

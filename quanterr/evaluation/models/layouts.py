@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from quanterr.checkpoints.ggml_types import lacks_leading_ones
 from quanterr.errors import CheckpointError
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]  # stored name → shape of the values
@@ -141,7 +141,7 @@ def _convert(model: nn.Module, config: Mapping[str, object], rows: Mapping[str, 
     except ImportError:
         SINGLE_FILE_LOADABLE_CLASSES = {}  # noqa: N806 - diffusers' name
 
-    name, some = type(model).__name__, listed(list(rows), MAX_NAMED)
+    name, some = type(model).__name__, itemize(list(rows), MAX_NAMED)
     row: Any = SINGLE_FILE_LOADABLE_CLASSES.get(name)
     if row is None:
         raise CheckpointError(
@@ -224,7 +224,7 @@ def _check_shape(name: str, shape: Shape, pieces: tuple[Rows, ...], shapes: Shap
     rows = sum(piece.n for piece in pieces)
     columns = {shapes[piece.source][1:] for piece in pieces}
     if rows != _count_rows(shape) or columns != {shape[1:]}:
-        sources = listed([f"{piece.source} {list(shapes[piece.source])}" for piece in pieces], MAX_NAMED)
+        sources = itemize([f"{piece.source} {list(shapes[piece.source])}" for piece in pieces], MAX_NAMED)
         raise CheckpointError(
             f"{where}: {count(rows, 'row')} of {sources} make up {display(name)}, which is {list(shape)} in the model "
             "of the config; is this the config of another variant?"

@@ -24,7 +24,7 @@ from quanterr.evaluation.models.layouts import Layout, Rows
 from quanterr.evaluation.models.names import Get, LayoutNames
 from quanterr.util import strict_json
 from quanterr.util.strict_json import JsonObject, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 NAME_ENDINGS = (  # endings of the names of A and of B
     (".lora_A.weight", ".lora_B.weight"),
@@ -100,7 +100,7 @@ class Lora:
                 # Converters drop unknown names. They split modules, but do not join any, so fewer mean dropped ones.
                 placed = _place(converted, shapes, layout) if len(converted) >= len(pairs) else None
             if placed is None:
-                lacking = listed([name for name in pairs if _place({name: pairs[name]}, shapes, layout) is None], 3)
+                lacking = itemize([name for name in pairs if _place({name: pairs[name]}, shapes, layout) is None], 3)
                 name = type(model).__name__
                 raise UsageError(
                     f"{self._where}: adapts {lacking}, which {name} lacks; is it a LoRA of another family?"
@@ -162,7 +162,7 @@ def read_lora(path: str) -> Lora:
     adapter = {name: tensor for name, tensor in tensors.items() if not name.startswith(OF_TEXT_ENCODERS)}
     if odd := [name for name in adapter if not name.endswith(ends)]:
         raise UsageError(
-            f"{where}: {listed(odd, 3)}: only LoRAs of two matrices for each module can be merged (no DoRA, LoKr, "
+            f"{where}: {itemize(odd, 3)}: only LoRAs of two matrices for each module can be merged (no DoRA, LoKr, "
             "LoHa, no changes of biases and norms)"
         )
     if not adapter:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quanterr.errors import CheckpointError
 from quanterr.evaluation.models.layouts import Layout, Rows
 from quanterr.tensors.memory import room_for_weight
-from quanterr.util.text import listed
+from quanterr.util.text import itemize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,7 +74,7 @@ class Names(ABC):
         """
         source = self._source(name)
         if source is None:
-            raise CheckpointError(f"no tensor is stored for {listed([name])} of the model")
+            raise CheckpointError(f"no tensor is stored for {itemize([name])} of the model")
         return source
 
 

@@ -17,7 +17,7 @@ from quanterr.evaluation.models.rows import RowsFile
 from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.pairing.side import CheckpointSide
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 
 class Counterpart(NamedTuple):
@@ -54,10 +54,10 @@ def counterpart(
     if candidate_layout.has_names_of(layout):
         return same
     if missing := [name for name in layout.parameters if name not in candidate_layout.parameters]:
-        raise CheckpointError(f"{where}: nothing in it makes up {listed(missing, 3)} of {type(model).__name__}")
+        raise CheckpointError(f"{where}: nothing in it makes up {itemize(missing, 3)} of {type(model).__name__}")
     if lacking := [name for name in candidate_layout.parameters if name not in layout.parameters]:
         raise CheckpointError(
-            f"{display(originals.checkpoint.path)}: lacks {listed(lacking, 3)}, which the config's model has"
+            f"{display(originals.checkpoint.path)}: lacks {itemize(lacking, 3)}, which the config's model has"
         )
     return Counterpart(_rename(originals, layout, candidate_layout), layout.ignored | candidate_layout.ignored)
 

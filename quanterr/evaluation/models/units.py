@@ -110,7 +110,7 @@ def units_of(model: nn.Module, device: torch.device) -> dict[str, Unit]:
     return units
 
 
-def kept_slots(model: nn.Module, units: Mapping[str, Unit]) -> list[Slot]:
+def list_kept_slots(model: nn.Module, units: Mapping[str, Unit]) -> list[Slot]:
     """Return the slots that belong to no unit, such as class tokens, whose weights stay in memory."""
     inside = {id(module) for unit in units.values() for module in unit.module.modules()}
     return [

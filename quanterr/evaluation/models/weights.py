@@ -155,7 +155,7 @@ class Candidate:
             return self.originals.get(name)
         return self._read(self.pairs[name])
 
-    def compared(self, name: str) -> Tensor:
+    def unfold(self, name: str) -> Tensor:
         """Return the tensor without factors that a quantizer folded into other weights, for comparison."""
         if name not in self.unfolded:
             return self.get(name)

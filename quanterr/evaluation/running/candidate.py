@@ -17,7 +17,7 @@ from quanterr.documents.evaluation.model import (
 )
 from quanterr.documents.evaluation.model import Scores as ReportedScores
 from quanterr.errors import CheckpointError
-from quanterr.evaluation.measures.hidden_states import HiddenError, are_finite, hidden_of
+from quanterr.evaluation.measures.hidden_states import HiddenError, are_finite, find_hidden_states
 from quanterr.evaluation.measures.routers import Routers, RouterWatch, Routing
 from quanterr.evaluation.measures.scores import Prediction
 from quanterr.evaluation.models.weights import Candidate
@@ -87,7 +87,7 @@ class CandidateRun(MeasuredRun):
         """Return the ``loaded`` weights of the unit in the original's scales."""
         names = [slot.name for slot in self.unit.slots]
         folded = any(key in self.candidate.unfolded for name in names for key in self.stream.names.sources(name))
-        return self.stream.names.tensors(names, self.candidate.compared) if folded else loaded
+        return self.stream.names.tensors(names, self.candidate.unfold) if folded else loaded
 
     def follow(self, batch: int, step: Step) -> None:
         """Run the loaded unit for a micro-batch that the original has run, and measure the output.
@@ -106,7 +106,7 @@ class CandidateRun(MeasuredRun):
         """Compare the output of the loaded unit with the original's, unless it is the model's own result."""
         number = self._batches[batch].number
         self._routers.add(number, step.routed, self._watch.take())
-        hidden = hidden_of(output)
+        hidden = find_hidden_states(output)
         if hidden is None:
             return
         if step.hidden is None:
@@ -124,7 +124,7 @@ class CandidateRun(MeasuredRun):
         if not self.measure_piece(batch, base, self.compute(first, last), first):
             self._not_finite.add(LOGITS_NAME)
 
-    def measured(self) -> Measured:
+    def get_measurements(self) -> Measured:
         """Return the measurements, for :meth:`merge` in another process."""
         return Measured(self.measures, self._blocks, self._not_finite, self._routers, self.candidate.rounding.noise)
 

@@ -61,7 +61,7 @@ def read_draft(draft: Checkpoint, original: Checkpoint, prepared: Prepared, chos
     sizes = [each.config.get_text_config().vocab_size for each in (draft_architecture, architecture)]
     if (tokens is None) != (known is None):
         lacking = folder if tokens is None else other
-        raise UsageError(f"{where}: {lacking.named('tokenizer.json')} is missing: are both vocabularies the same?")
+        raise UsageError(f"{where}: {lacking.locate('tokenizer.json')} is missing: are both vocabularies the same?")
     if tokens is None and sizes[0] != sizes[1]:
         raise UsageError(f"{where}: another vocabulary: {sizes[0]:,} tokens, the original has {sizes[1]:,}")
     if tokens is not None and known is not None:

@@ -42,9 +42,9 @@ class Tail:
         base = getattr(model, "base_model", None)
         for body in (base, getattr(base, "decoder", None)):  # a model may call either before its head
             if isinstance(body, nn.Module) and body is not model:
-                body.forward = self._given
+                body.forward = self._return_hidden
 
-    def _given(self, *_: object, **__: object) -> _Body:
+    def _return_hidden(self, *_: object, **__: object) -> _Body:
         assert self._hidden is not None  # noqa: S101 - set by the only caller
         return _Body(self._hidden)
 

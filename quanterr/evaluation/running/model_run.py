@@ -106,7 +106,7 @@ class ModelRun:
     def _compute(self, first: int, last: int) -> Any:
         assert self._tail is not None  # noqa: S101 - begin() made it
         rows = self._hidden.shape[1]
-        return self._tail(self._hidden[:, rows + first : rows + last], self.stream.given(self._batch))
+        return self._tail(self._hidden[:, rows + first : rows + last], self.stream.get_inputs(self._batch))
 
     def end(self, batch: int) -> None:
         """End the forward of a micro-batch whose positions were computed."""

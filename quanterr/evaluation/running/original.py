@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from quanterr.evaluation.files.references import KeptHead
-from quanterr.evaluation.measures.hidden_states import hidden_of
+from quanterr.evaluation.measures.hidden_states import find_hidden_states
 from quanterr.evaluation.measures.outputs_of_weights import OutputErrors
 from quanterr.evaluation.measures.routers import RouterWatch
 from quanterr.evaluation.measures.swaps import Swaps
@@ -60,14 +60,14 @@ class OriginalRun(ModelRun):
         self._keep_inputs(batch)
         with self.mode:
             output = self.stream.run(batch)
-        hidden, routed = hidden_of(output), self._watch.take()
+        hidden, routed = find_hidden_states(output), self._watch.take()
         if self.swaps is not None:
             self.swaps.run(batch, self.unit, output)
         self.stream.resume(batch, output)
         del output
         result = self.stream.result(batch)
         if result is not None and self.kept is not None and self.unit is self.kept.unit and not batch:
-            self.kept.check(self._batches[batch].number, self.stream.given(batch), result)
+            self.kept.check(self._batches[batch].number, self.stream.get_inputs(batch), result)
         if result is not None and self.swaps is not None:
             self.swaps.measure(batch, result)
         return Step(hidden, routed, lambda: result)

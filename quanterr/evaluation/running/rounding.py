@@ -40,7 +40,7 @@ from quanterr.pairing.transforms import find_online_transforms
 from quanterr.recipes.caches import parse_cache
 from quanterr.recipes.inputs import INPUT_SCHEMES, InputScheme, StoredInputScale
 from quanterr.tensors.workspace import Workspace
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 Rotate = Callable[[Tensor], Tensor]
 
@@ -233,7 +233,7 @@ class Rounding:
         """Return a message if the runtime transforms inputs in a way that is not emulated."""
         if not self.rotations:
             return []
-        return [f"config.json declares transforms at run time that are not emulated: {listed(self.rotations, 3)}"]
+        return [f"config.json declares transforms at run time that are not emulated: {itemize(self.rotations, 3)}"]
 
     @property
     def schemes(self) -> dict[str, int]:
@@ -319,9 +319,9 @@ class RoundingMode(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(error_type, error, trace)  # type: ignore[no-untyped-call]
         self._last = None  # their memory is needed
 
     def _multiply(self, function: Any, args: Any, kwargs: Any, values: Tensor, watched: Watched, ways: "_Ways") -> Any:

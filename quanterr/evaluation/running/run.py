@@ -226,7 +226,7 @@ class RunBesideOriginal(Run):
     def measurements(self) -> Measurements:
         """Return all measurements, for :meth:`merge` in another process."""
         errors, swaps = self.original.errors, self.original.swaps
-        sides = [side.measured() for side in (*self._candidates, *self._drafts)]
+        sides = [side.get_measurements() for side in (*self._candidates, *self._drafts)]
         floor = None if self._floor is None else (self._floor.measures, self._floor.reason)
         return Measurements(errors.products, errors.unit_of, sides, floor, None if swaps is None else swaps.swaps)
 
@@ -261,12 +261,12 @@ class RunBesideReference(Run):
 
     def _lead(self, batch: int) -> Step:
         """Return the step of a micro-batch, whose result is computed when it is needed."""
-        return Step(None, {}, cache(lambda: self._compute(batch, -self._reference.hidden(batch).shape[1], 0)))
+        return Step(None, {}, cache(lambda: self._compute(batch, -self._reference.read_hidden(batch).shape[1], 0)))
 
     def _compute(self, batch: int, first: int, last: int) -> Any:
-        hidden = self._reference.hidden(batch)
+        hidden = self._reference.read_hidden(batch)
         rows = slice(hidden.shape[1] + first, hidden.shape[1] + last)
-        return self._head_of_original(hidden[:, rows], self._stream.given(batch))
+        return self._head_of_original(hidden[:, rows], self._stream.get_inputs(batch))
 
 
 def _start(

@@ -16,12 +16,12 @@ from quanterr.evaluation.denoisers.calls import map_tensors
 from quanterr.evaluation.extras import EXTRA
 from quanterr.evaluation.models.building import Architecture, Denoiser
 from quanterr.evaluation.models.names import Get, Names
-from quanterr.evaluation.models.units import Unit, convert, kept_slots, units_of
+from quanterr.evaluation.models.units import Unit, convert, list_kept_slots, units_of
 from quanterr.evaluation.models.weights import OriginalWeights
 from quanterr.evaluation.running.batches import Batch
 from quanterr.evaluation.running.workload import CALLS
 from quanterr.util.memory import is_out_of_memory
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 try:
     from greenlet import getcurrent, greenlet
@@ -100,7 +100,7 @@ class Stream:
         """
         self.model, self.names, self.get, self._recorded = model, names, get, recorded
         self.units = units_of(model, device)
-        kept = kept_slots(model, self.units)
+        kept = list_kept_slots(model, self.units)
         tensors = names.tensors([slot.name for slot in kept], get)
         for slot in kept:
             slot.fill(convert(tensors[slot.name], slot))
@@ -127,7 +127,7 @@ class Stream:
         forward = self._forwards[number] = _Forward(self.model, on_device, self._graph, self._recorded)
         forward.resume()
 
-    def given(self, batch: int) -> Mapping[str, object]:
+    def get_inputs(self, batch: int) -> Mapping[str, object]:
         """Return the arguments of a micro-batch, on the device."""
         return self._forwards[batch].inputs
 
@@ -152,14 +152,14 @@ class Stream:
 
     def run(self, batch: int) -> object:
         """Run the unit that a micro-batch waits for, whose weights are loaded, and return its output."""
-        unit, args, kwargs = self.taken(batch)
+        unit, args, kwargs = self.take_call(batch)
         try:
             with torch.inference_mode():
                 return unit.forward(*args, **kwargs)
         except Exception as error:
             raise explain_failure(error, self.model, self._recorded) from error
 
-    def taken(self, batch: int) -> UnitCall:
+    def take_call(self, batch: int) -> UnitCall:
         """Return the unit that a micro-batch waits for and its arguments, without keeping these."""
         asked = self._forwards[batch].asked
         assert asked is not None  # noqa: S101 - the caller has asked waits()
@@ -218,10 +218,10 @@ def open_stream(
     names = architecture.names(model, weights, stored)
     if missing := names.missing():
         raise CheckpointError(
-            f"{display(weights.checkpoint.path)}: lacks {listed(missing, 3)}, which the model of config.json has"
+            f"{display(weights.checkpoint.path)}: lacks {itemize(missing, 3)}, which the model of config.json has"
         )
     given: dict[int, Mapping[str, object]] = {}
     for n, batch in batches.items():
-        arguments = None if like is None else like.given(n)
+        arguments = None if like is None else like.get_inputs(n)
         given[n] = arguments or workload.inputs(model, architecture.config, batch)
     return Stream(model, names, get, given, architecture.device, recorded=workload is CALLS)

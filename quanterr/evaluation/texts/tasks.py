@@ -211,6 +211,6 @@ def _compare_answers(task: Asked, base: Sequence[int], answers: Sequence[int]) -
 
 def mcnemar(lost: int, won: int) -> float:
     """Return the exact two-sided p-value of McNemar's test, for the questions that only one side answers right."""
-    n, least = lost + won, min(lost, won)
-    tail: float = 2 * sum(comb(n, k) for k in range(least + 1)) / 2**n
+    n, fewer = lost + won, min(lost, won)
+    tail: float = 2 * sum(comb(n, k) for k in range(fewer + 1)) / 2**n
     return min(1.0, tail)

@@ -91,7 +91,7 @@ def tokenizer_of(folder: ModelFolder) -> "PreTrainedTokenizerBase":
         from transformers import AutoTokenizer
     except ImportError as error:
         raise UsageError(EXTRA) from error
-    shown = folder.named("tokenizer.json")
+    shown = folder.locate("tokenizer.json")
     if not (folder.path / "tokenizer.json").exists():
         why = folder.lacks.get("tokenizer.json", "missing; give")
         raise CheckpointError(f"{shown}: {why} token ids with --tokens FILE.safetensors instead of a text")

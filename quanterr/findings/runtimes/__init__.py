@@ -12,7 +12,7 @@ from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.judging import RUNTIMES
 from quanterr.findings.runtimes.model import TensorRule
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 RULES = tuple(rule for runtime in RUNTIMES for rule in runtime.tensors)
 
@@ -21,15 +21,15 @@ RULES = tuple(rule for runtime in RUNTIMES for rule in runtime.tensors)
 def check_runtimes(contents: Contents) -> Iterator[Finding]:
     """Report tensors that a runtime refuses or misreads, although their numbers are right, in one finding per rule."""
     for rule in RULES:
-        if found := rule.find(contents):
-            yield _report(rule, found)
+        if entries := rule.find(contents):
+            yield _report(rule, entries)
 
 
-def _report(rule: TensorRule, found: list[Entry]) -> Finding:
+def _report(rule: TensorRule, entries: list[Entry]) -> Finding:
     message = (
-        f"{rule.runtime} expects {rule.expects}, and {rule.fails}: {count(len(found), 'tensor')}: "
-        f"{listed([f'{entry.name} ({entry.dtype} {list(entry.shape)})' for entry in found], 3)}"
+        f"{rule.runtime} expects {rule.expects}, and {rule.fails}: {count(len(entries), 'tensor')}: "
+        f"{itemize([f'{entry.name} ({entry.dtype} {list(entry.shape)})' for entry in entries], 3)}"
     )
     remedy = "store them as expected if this runtime is to load the file"
-    names = [entry.name for entry in found]
+    names = [entry.name for entry in entries]
     return make_finding("unloadable", "warning", None, message, remedy, tensors=names, place=rule.place)

@@ -27,7 +27,7 @@ from quanterr.findings.runtimes.model import (
     refuse,
     words,
 )
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 OF_GGUF = "city96/ComfyUI-GGUF loader.py"
 DENOISERS = words("flux sd1 sdxl sd3 aura hidream cosmos ltxv hyvid wan lumina2 qwen_image")  # IMG_ARCH_LIST
@@ -58,12 +58,14 @@ def check_labels(contents: Contents) -> Iterator[LoadingReason]:
     labels = contents.labels
     if labels.marker:
         return
-    coded = [one for one in contents.stored if one.weight.format in COMFYUI_FORMATS and one.weight.has_codes]
-    names = [one.name for one in coded if not is_read_by_comfyui(one.weight, labels)]
+    coded = [
+        stored for stored in contents.weights if stored.weight.format in COMFYUI_FORMATS and stored.weight.has_codes
+    ]
+    names = [stored.name for stored in coded if not is_read_by_comfyui(stored.weight, labels)]
     if names:
         message = (
             f"takes codes for weights, without their scales, where no label (comfy_quant) says what they are: "
-            f"{count(len(names), 'weight')}: {listed(names, 3)}"
+            f"{count(len(names), 'weight')}: {itemize(names, 3)}"
         )
         yield differ(message, "comfy/ops.py: _load_quantized_module", names)
 

@@ -9,7 +9,7 @@ from quanterr.findings.configs import CONFIG
 from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.model import differ, is_one_of, leave_open, refuse, words
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 Condition = Callable[[JsonFields], bool]
 OTHER_AWQ = words("awq_gemv awq_gemv_fast awq_marlin")
@@ -60,13 +60,13 @@ def check_repacked(contents: Contents, place: str) -> Iterator[LoadingReason]:
     """Yield a reason if types have interleaved rows (Q4_K_R4), which only ik_llama.cpp has."""
     names = [entry.name for entry in contents.checkpoint.entries.values() if REPACKED.search(entry.dtype)]
     if names:
-        message = f"has no types with interleaved rows: {count(len(names), 'tensor')}: {listed(names, 3)}"
+        message = f"has no types with interleaved rows: {count(len(names), 'tensor')}: {itemize(names, 3)}"
         yield refuse(message, place, names)
 
 
 def check_torchao(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason unless the header lists all tensors and describes each: torchao raises even for a plain one."""
-    header = {key: text for own in contents.checkpoint.metadata for key, text in own.items()}
+    header = {key: text for metadata in contents.checkpoint.metadata for key, text in metadata.items()}
     if contents.labels.method != "torchao" or not header:
         return
     try:
@@ -83,17 +83,17 @@ def check_lost_order(contents: Contents, place: str) -> Iterator[LoadingReason]:
     config = contents.labels.config
     if contents.labels.method != "gptq" or config.get("desc_act") is not True or config.get("group_size") == -1:
         return
-    of_gptq = [one for one in contents.stored if one.weight.format in ("gptq", "gptq_v2")]
-    if names := [one.name for one in of_gptq if not any(entry.name.endswith(".g_idx") for entry in one.parts)]:
-        message = f"finds no order of columns (g_idx), which desc_act declares, and takes another: {listed(names, 3)}"
+    of_gptq = [stored for stored in contents.weights if stored.weight.format in ("gptq", "gptq_v2")]
+    if names := [stored.name for stored in of_gptq if not any(entry.name.endswith(".g_idx") for entry in stored.parts)]:
+        message = f"finds no order of columns (g_idx), which desc_act declares, and takes another: {itemize(names, 3)}"
         yield differ(message, place, names)
 
 
 def check_awq_layout(contents: Contents, place: str) -> Iterator[LoadingReason]:
     """Yield a reason if AWQ's layout is not GEMM, for runtimes that do not look at ``version``."""
-    others = [one.name for one in contents.stored if one.weight.format in OTHER_AWQ]
+    others = [stored.name for stored in contents.weights if stored.weight.format in OTHER_AWQ]
     if contents.labels.method == "awq" and others:
-        message = f"takes all of AWQ for the layout GEMM, whose scales have other shapes: {listed(others, 3)}"
+        message = f"takes all of AWQ for the layout GEMM, whose scales have other shapes: {itemize(others, 3)}"
         yield refuse(f"{message}: AssertionError", place, others)
 
 

@@ -12,7 +12,7 @@ from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import EXLLAMA
 from quanterr.findings.runtimes.model import PLAIN, Container, Layout, Runtime, is_one_of, refuse, words
 from quanterr.util.strict_json import as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 LINEAR = "exllamav3/modules/linear.py: Linear.load"
 
@@ -31,10 +31,10 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 def check_codes(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if linear layers have neither the codes of EXL3 nor a tensor named weight."""
-    coded = [one.weight for one in contents.stored if one.weight.has_codes and one.weight.format != "exl3"]
-    if names := [one.name for one in coded if not one.codes.name.endswith(".weight")]:
+    coded = [stored.weight for stored in contents.weights if stored.weight.has_codes and stored.weight.format != "exl3"]
+    if names := [weight.name for weight in coded if not weight.codes.name.endswith(".weight")]:
         message = (
-            f"finds no codes of EXL3, and no weight, for {count(len(names), 'layer')}: {listed(names, 3)}: ValueError"
+            f"finds no codes of EXL3, and no weight, for {count(len(names), 'layer')}: {itemize(names, 3)}: ValueError"
         )
         yield refuse(message, LINEAR, names)
 

@@ -19,7 +19,7 @@ from quanterr.findings.runtimes import (
     vllm,
 )
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, list_unread
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 RUNTIMES: Sequence[Runtime] = (
     transformers.RUNTIME,
@@ -67,7 +67,7 @@ def find_refusals(names: Iterable[str], loading: Iterable[Loading]) -> list[str]
     wanted = _split(names)
     if ALL in wanted:
         return []
-    return [one.refusal for one in loading if one.refusal is not None and one.name in wanted]
+    return [outcome.refusal for outcome in loading if outcome.refusal is not None and outcome.name in wanted]
 
 
 def _split(names: Iterable[str]) -> list[str]:
@@ -76,35 +76,43 @@ def _split(names: Iterable[str]) -> list[str]:
 
 def judge(runtime: Runtime, contents: Contents, findings: Sequence[Finding], devices: int = 1) -> Loading:
     """Return whether a runtime loads a checkpoint, about which checks made these findings, on a number of devices."""
-    reasons = list(_judge_container(runtime, contents)) or [one for rule in runtime.rules for one in rule(contents)]
-    if not any(one.effect == REFUSES for one in reasons):  # else the rest is of no interest
+    reasons = list(_judge_container(runtime, contents)) or [
+        reason for rule in runtime.rules for reason in rule(contents)
+    ]
+    if not any(reason.effect == REFUSES for reason in reasons):  # else the rest is of no interest
         of_config = list(_judge_config(runtime, contents))
         reasons += [*of_config, *_judge_tensors(runtime, contents), *_judge_findings(runtime, findings)]
         reasons += runtime.split(contents, devices) if runtime.split else ()
         if not of_config:  # which says what becomes of all weights
-            named = {name for one in reasons for name in one.layers}
+            named = {name for reason in reasons for name in reason.layers}
             reasons += _judge_weights(runtime, contents, named)
     if reasons:
         return _conclude(runtime, reasons)
-    is_run = all(any(one.is_run for one in _find_layouts(runtime, contents, weight)) for weight in contents.stored)
+    is_run = all(
+        any(layout.is_run for layout in _find_layouts(runtime, contents, weight)) for weight in contents.weights
+    )
     return Loading(runtime.name, runtime.version, LOADS, RUN if is_run else READ, [])
 
 
 def add_compared(loading: Iterable[Loading], findings: Iterable[Finding]) -> list[Loading]:
     """Add to verdicts what only a comparison shows: settings that differ from the original's, and unequal scales."""
     runtimes = {runtime.name: runtime for runtime in RUNTIMES}
-    compared = [one for one in findings if one.code in COMPARED and (one.code != CONFIG or "original" in one.evidence)]
-    return [_add(one, runtimes[one.runtime], compared) for one in loading]
+    compared = [
+        finding
+        for finding in findings
+        if finding.code in COMPARED and (finding.code != CONFIG or "original" in finding.evidence)
+    ]
+    return [_add(outcome, runtimes[outcome.runtime], compared) for outcome in loading]
 
 
-def _add(one: Loading, runtime: Runtime, findings: Sequence[Finding]) -> Loading:
-    more = [] if one.verdict == REFUSES else list(_judge_findings(runtime, findings))
-    return _conclude(runtime, [*one.reasons, *more]) if more else one
+def _add(outcome: Loading, runtime: Runtime, findings: Sequence[Finding]) -> Loading:
+    more = [] if outcome.verdict == REFUSES else list(_judge_findings(runtime, findings))
+    return _conclude(runtime, [*outcome.reasons, *more]) if more else outcome
 
 
 def _conclude(runtime: Runtime, reasons: Iterable[LoadingReason]) -> Loading:
     """Return the verdict for these reasons, of which there is one at least."""
-    ordered = sorted(reasons, key=lambda one: WORST_FIRST.index(one.effect))
+    ordered = sorted(reasons, key=lambda reason: WORST_FIRST.index(reason.effect))
     return Loading(runtime.name, runtime.version, ordered[0].effect, READ, ordered)
 
 
@@ -124,9 +132,9 @@ def _judge_config(runtime: Runtime, contents: Contents) -> Iterator[LoadingReaso
 
 def _judge_tensors(runtime: Runtime, contents: Contents) -> Iterator[LoadingReason]:
     for rule in runtime.tensors:
-        if found := rule.find(contents):
-            names = [entry.name for entry in found]
-            message = f"expects {rule.expects}, and {rule.fails}: {count(len(names), 'tensor')}: {listed(names, 3)}"
+        if entries := rule.find(contents):
+            names = [entry.name for entry in entries]
+            message = f"expects {rule.expects}, and {rule.fails}: {count(len(names), 'tensor')}: {itemize(names, 3)}"
             yield LoadingReason(rule.effect, message, rule.place, names)
 
 
@@ -135,41 +143,41 @@ def _judge_weights(runtime: Runtime, contents: Contents, named: Collection[str])
 
     Other reasons name the weights in ``named``.
     """
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for one in contents.stored:
-        if one.name not in named and (reason := _judge_weight(runtime, contents, one)) is not None:
-            found.setdefault(reason, []).append(one.name)
+    names_by_reason: dict[tuple[str, str, str], list[str]] = {}
+    for stored in contents.weights:
+        if stored.name not in named and (reason := _judge_weight(runtime, contents, stored)) is not None:
+            names_by_reason.setdefault(reason, []).append(stored.name)
     if unread := [name for name in list_unread(contents) if name not in named]:
-        found[NOT_KNOWN, "quanterr reads these in no format", ""] = unread
-    for (effect, message, place), names in found.items():
-        shown = f"{message}: {count(len(names), 'weight')}: {listed(names, 3)}"
+        names_by_reason[NOT_KNOWN, "quanterr reads these in no format", ""] = unread
+    for (effect, message, place), names in names_by_reason.items():
+        shown = f"{message}: {count(len(names), 'weight')}: {itemize(names, 3)}"
         yield LoadingReason(effect, shown, place, names)
 
 
-def _judge_weight(runtime: Runtime, contents: Contents, one: Stored) -> tuple[str, str, str] | None:
+def _judge_weight(runtime: Runtime, contents: Contents, stored: Stored) -> tuple[str, str, str] | None:
     """Return what the runtime does with a weight, a message and the place in its code; None if it loads it."""
-    if layouts := _find_layouts(runtime, contents, one):
-        return _judge_limits(layouts, contents, one)
-    if runtime.other_types and one.weight.format.startswith(OF_GGML):
-        return REFUSES, f"{runtime.other_types}: {one.weight.format}", ""
+    if layouts := _find_layouts(runtime, contents, stored):
+        return _judge_limits(layouts, contents, stored)
+    if runtime.other_types and stored.weight.format.startswith(OF_GGML):
+        return REFUSES, f"{runtime.other_types}: {stored.weight.format}", ""
     method = contents.labels.method
-    of_method = f" with quant_method {display(method)}" if method and one.weight.has_codes else ""
-    return NOT_KNOWN, f"no rule covers {one.weight.format}{of_method}", ""
+    of_method = f" with quant_method {display(method)}" if method and stored.weight.has_codes else ""
+    return NOT_KNOWN, f"no rule covers {stored.weight.format}{of_method}", ""
 
 
-def _find_layouts(runtime: Runtime, contents: Contents, one: Stored) -> list[Layout]:
+def _find_layouts(runtime: Runtime, contents: Contents, stored: Stored) -> list[Layout]:
     """Return the layouts under which the runtime loads a weight, whatever its bits and groups."""
-    is_plain = not one.weight.has_codes and one.weight.codes.dtype in FLOATS
-    name, method = PLAIN if is_plain else one.weight.format, (contents.labels.method or "").lower()
+    is_plain = not stored.weight.has_codes and stored.weight.codes.dtype in FLOATS
+    name, method = PLAIN if is_plain else stored.weight.format, (contents.labels.method or "").lower()
     return [row for row in runtime.layouts if name in row.formats and (not row.methods or method in row.methods)]
 
 
-def _judge_limits(layouts: Sequence[Layout], contents: Contents, one: Stored) -> tuple[str, str, str] | None:
-    scheme = contents.labels.declarations.of(one.weight.name)
-    excesses = [layout.limits.find_excess(one.weight, scheme) for layout in layouts]
+def _judge_limits(layouts: Sequence[Layout], contents: Contents, stored: Stored) -> tuple[str, str, str] | None:
+    scheme = contents.labels.declarations.of(stored.weight.name)
+    excesses = [layout.limits.find_excess(stored.weight, scheme) for layout in layouts]
     if not all(excesses):
         return None
-    return REFUSES, f"{one.weight.format} has {excesses[0]}", layouts[0].place
+    return REFUSES, f"{stored.weight.format} has {excesses[0]}", layouts[0].place
 
 
 def _judge_findings(runtime: Runtime, findings: Sequence[Finding]) -> Iterator[LoadingReason]:

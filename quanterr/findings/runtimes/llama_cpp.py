@@ -12,7 +12,7 @@ from quanterr.findings.contents import Contents
 from quanterr.findings.runtimes.classes import IK_LLAMA_CPP, LLAMA_CPP
 from quanterr.findings.runtimes.conditions import check_repacked
 from quanterr.findings.runtimes.model import PLAIN, UNKNOWN, Container, Layout, Runtime, leave_open, refuse, words
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 TOWER = "clip"  # architecture of a file with the tower of images or sounds alone, or of an adapter
 NEEDED = ("context_length", "embedding_length", "block_count")  # keys of the architecture
@@ -38,7 +38,7 @@ def check_file(contents: Contents, architectures: Mapping[str, Collection[str]])
         return
     keys = [*(f"{name}.{key}" for key in (*NEEDED, *sorted(architectures[name]))), TOKENIZER]
     if lacking := [key for key in keys if key not in metadata.values]:
-        message = f"needs keys that are not stored: {listed(lacking, 4)}: key not found in model"
+        message = f"needs keys that are not stored: {itemize(lacking, 4)}: key not found in model"
         yield refuse(message, "src/llama-model.cpp: load_hparams; src/models/; src/llama-vocab.cpp: impl::load")
 
 

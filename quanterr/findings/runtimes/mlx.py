@@ -23,7 +23,7 @@ from quanterr.findings.runtimes.model import (
     words,
 )
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 LOADING = "mlx_lm/utils.py: load_model"
 # model_type → the module of another type that loads it (MODEL_REMAPPING).
@@ -66,9 +66,9 @@ def check_method(contents: Contents) -> Iterator[LoadingReason]:
     checkpoint, config = contents.checkpoint, contents.labels.config
     if _has_own(contents):
         return
-    coded = [*(one.name for one in contents.stored if one.weight.has_codes), *list_unread(contents)]
+    coded = [*(stored.name for stored in contents.weights if stored.weight.has_codes), *list_unread(contents)]
     if not config and coded:
-        message = f'finds no "quantization" in {CONFIG}, and tensors of no module: {listed(coded, 3)}: ValueError'
+        message = f'finds no "quantization" in {CONFIG}, and tensors of no module: {itemize(coded, 3)}: ValueError'
         yield refuse(message, LOADING, coded)
     if config.get("quant_method") == "gptq" and (
         names := [name for name in checkpoint.entries if name.endswith(".g_idx")]

@@ -146,7 +146,7 @@ class Runtime(NamedTuple):
 
 def list_unread(contents: Contents) -> list[str]:
     """Return the names of tensors that quanterr reads in no format."""
-    return [one.name for one in contents.leftovers if one.bucket is Bucket.ERROR]
+    return [leftover.name for leftover in contents.leftovers if leftover.bucket is Bucket.ERROR]
 
 
 def is_one_of(value: object, known: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from quanterr.findings.runtimes.classes import LLAMA_CPP, NEWER_THAN_OLLAMA, OLL
 from quanterr.findings.runtimes.conditions import check_repacked
 from quanterr.findings.runtimes.llama_cpp import OF_BOTH, TYPES, check_file
 from quanterr.findings.runtimes.model import PLAIN, Layout, Runtime, is_one_of, leave_open, refuse, words
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 READING = "convert/reader_safetensors.go"
 READ = frozenset({"F32", "F16", "BF16", "F8_E4M3", "U8"})  # the dtypes that its converter reads
@@ -32,8 +32,8 @@ def check_gguf(contents: Contents) -> Iterator[LoadingReason]:
         yield leave_open(message, "LLAMA_CPP_VERSION")
         return
     yield from check_file(contents, {name: keys for name, keys in LLAMA_CPP.items() if name not in NEWER_THAN_OLLAMA})
-    if names := [one.name for one in contents.stored if one.weight.format in OPEN]:
-        message = f"is built with llama.cpp b10488, which may not know this type: {listed(names, 3)}"
+    if names := [stored.name for stored in contents.weights if stored.weight.format in OPEN]:
+        message = f"is built with llama.cpp b10488, which may not know this type: {itemize(names, 3)}"
         yield leave_open(message, "LLAMA_CPP_VERSION", names)
 
 
@@ -50,22 +50,22 @@ def check_conversion(contents: Contents) -> Iterator[LoadingReason]:
     elif not is_one_of(first, OLLAMA):
         message = f"does not convert {display(str(first))}: unsupported architecture; --experimental is not judged"
         yield refuse(message, "convert/convert.go: LoadModelMetadata")
-    others = [one for one in contents.stored if one.weight.codes.dtype not in READ]
+    others = [stored for stored in contents.weights if stored.weight.codes.dtype not in READ]
     if others:
-        found = [one.name for one in others]
+        layers = [stored.name for stored in others]
         message = (
-            f"does not convert {count(len(found), 'weight')} of {others[0].weight.codes.dtype}: {listed(found, 3)}"
+            f"does not convert {count(len(layers), 'weight')} of {others[0].weight.codes.dtype}: {itemize(layers, 3)}"
         )
-        yield refuse(f"{message}: unknown data type", f"{READING}: safetensor.WriteTo", found)
+        yield refuse(f"{message}: unknown data type", f"{READING}: safetensor.WriteTo", layers)
 
 
 def check_floats(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if FP8 weights have no blocks: ``ollama create`` dequantizes only those with blocks."""
     if contents.checkpoint.gguf is not None:
         return
-    of_fp8 = [one for one in contents.stored if one.weight.codes.dtype == "F8_E4M3"]
-    if names := [one.name for one in of_fp8 if one.weight.format != "fp8_block"]:
-        message = f"converts FP8 with scales of blocks alone, not {count(len(names), 'weight')}: {listed(names, 3)}"
+    of_fp8 = [stored for stored in contents.weights if stored.weight.codes.dtype == "F8_E4M3"]
+    if names := [stored.name for stored in of_fp8 if stored.weight.format != "fp8_block"]:
+        message = f"converts FP8 with scales of blocks alone, not {count(len(names), 'weight')}: {itemize(names, 3)}"
         yield refuse(f"{message}: missing fp8 block size metadata", f"{READING}: parseSafetensors", names)
 
 

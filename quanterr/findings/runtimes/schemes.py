@@ -6,7 +6,7 @@ from quanterr.documents.loading import LoadingReason
 from quanterr.findings.contents import Contents, Stored
 from quanterr.findings.runtimes.model import leave_open, words
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 # packing_format of AutoRound → what it stores; the first is its default.
 ROUNDED = {"auto_round:auto_gptq": words("gptq gptq_v2"), "auto_round:auto_awq": words("awq_gemm")}
@@ -19,17 +19,19 @@ def check_rounded(contents: Contents, place: str) -> Iterator[LoadingReason]:
         return
     packing = str(config.get("packing_format", next(iter(ROUNDED))))
     formats = ROUNDED.get(packing, frozenset()) if config.get("data_type", "int") == "int" else frozenset()
-    others = [one.name for one in contents.stored if one.weight.has_codes and one.weight.format not in formats]
+    others = [
+        stored.name for stored in contents.weights if stored.weight.has_codes and stored.weight.format not in formats
+    ]
     if others:
-        message = f"no rule covers {display(packing)} of AutoRound for {listed(others, 3)}"
+        message = f"no rule covers {display(packing)} of AutoRound for {itemize(others, 3)}"
         yield leave_open(message, place)
 
 
 def list_quark_schemes(config: JsonFields) -> list[JsonFields]:
     """Return the schemes that a configuration of Quark gives to layers."""
-    own = [as_object(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")]
-    found = [config.get("global_quant_config"), *(scheme for several in own for scheme in several.values())]
-    return [as_object(scheme) for scheme in found]
+    layer_configs = [as_object(config.get(key)) for key in ("layer_quant_config", "layer_type_quant_config")]
+    schemes = [config.get("global_quant_config"), *(scheme for several in layer_configs for scheme in several.values())]
+    return [as_object(scheme) for scheme in schemes]
 
 
 def check_quark(contents: Contents, has_scheme: Callable[[JsonFields], bool], layers: str) -> Iterator[LoadingReason]:
@@ -46,17 +48,17 @@ def check_quark(contents: Contents, has_scheme: Callable[[JsonFields], bool], la
         yield leave_open("no rule covers a cache that Quark quantizes, or codes in another order", place)
     if not all(map(has_scheme, list_quark_schemes(config))):
         yield leave_open("no rule covers a scheme that Quark declares", place)
-    if any(".experts." in one.name for one in contents.stored if one.weight.has_codes):
+    if any(".experts." in stored.name for stored in contents.weights if stored.weight.has_codes):
         yield leave_open("no rule covers experts that Quark quantizes", f"{layers}quark/")
-    odd = [one for one in contents.stored if one.weight.has_codes and not _has_quark_shape(one)]
+    odd = [stored for stored in contents.weights if stored.weight.has_codes and not _has_quark_shape(stored)]
     if odd:
-        message = f"no rule covers scales of these shapes: {listed([one.name for one in odd], 3)}"
+        message = f"no rule covers scales of these shapes: {itemize([stored.name for stored in odd], 3)}"
         yield leave_open(message, f"{layers}quark/schemes/: create_weights")
 
 
-def _has_quark_shape(one: Stored) -> bool:
+def _has_quark_shape(stored: Stored) -> bool:
     """Return whether scales are stored as its schemes of linear layers create them: codes of INT4 in groups alone."""
-    scale = one.weight.scale
-    if scale is None or one.weight.format not in ("fp8_row", "quark_int4"):
+    scale = stored.weight.scale
+    if scale is None or stored.weight.format not in ("fp8_row", "quark_int4"):
         return True
-    return len(scale.shape) == (1 if one.weight.format == "fp8_row" else 2)
+    return len(scale.shape) == (1 if stored.weight.format == "fp8_row" else 2)

@@ -33,7 +33,7 @@ from quanterr.findings.runtimes.model import (
 )
 from quanterr.findings.runtimes.schemes import ROUNDED, check_quark, check_rounded
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 LAYERS = "srt/layers/quantization/"
 METHODS = words(
@@ -60,10 +60,12 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 def check_rounded_limits(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if AutoRound's codes have bits, groups or zero points that Marlin's kernels do not take."""
     declarations = contents.labels.declarations
-    of_gptq = [one for one in contents.stored if one.weight.format in ROUNDED["auto_round:auto_gptq"]]
-    others = [one.name for one in of_gptq if MARLIN.find_excess(one.weight, declarations.of(one.weight.name))]
+    of_gptq = [stored for stored in contents.weights if stored.weight.format in ROUNDED["auto_round:auto_gptq"]]
+    others = [
+        stored.name for stored in of_gptq if MARLIN.find_excess(stored.weight, declarations.of(stored.weight.name))
+    ]
     if contents.labels.method == "auto-round" and others:
-        message = f"no rule covers these bits, groups or zero points: {listed(others, 3)}"
+        message = f"no rule covers these bits, groups or zero points: {itemize(others, 3)}"
         yield leave_open(message, LAYERS + "auto_round.py: AutoRoundConfig.apply_gptq_quant_layer", others)
 
 
@@ -77,7 +79,7 @@ def _has_quark_scheme(scheme: JsonFields) -> bool:
     if weight.get("dtype") == "fp8_e4m3":
         is_static = inputs.get("qscheme") == "per_tensor"
         return weight.get("qscheme") in ("per_tensor", "per_channel") and bool(inputs.get("is_dynamic") or is_static)
-    both = [[one.get(key) for key in ("qscheme", "group_size", "scale_format")] for one in (weight, inputs)]
+    both = [[part.get(key) for key in ("qscheme", "group_size", "scale_format")] for part in (weight, inputs)]
     is_mxfp4 = weight.get("dtype") == "fp4" and both == [["per_group", 32, "e8m0"]] * 2
     return is_mxfp4 and inputs.get("is_dynamic") is not False
 

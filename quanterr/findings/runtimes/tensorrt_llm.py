@@ -77,14 +77,14 @@ def _lacks_inputs(group: JsonFields, weights: JsonFields) -> bool:
 def _has_other_scheme(group: JsonFields, weights: JsonFields) -> bool:
     """Return whether a group with a scheme for inputs is none of those that it knows."""
     inputs = as_object(group.get("input_activations"))
-    found = (weights.get("num_bits"), weights.get("strategy"), inputs.get("strategy"))
+    scheme = (weights.get("num_bits"), weights.get("strategy"), inputs.get("strategy"))
     if not inputs or _is_mxfp4(group, weights):
         return False
-    if found == (8, "block", "group"):
+    if scheme == (8, "block", "group"):
         return inputs.get("group_size") != 128
-    if found == (4, "tensor_group", "tensor_group"):
+    if scheme == (4, "tensor_group", "tensor_group"):
         return weights.get("type") != "float" or weights.get("group_size") != 16
-    return found != (8, "channel", "token")
+    return scheme != (8, "channel", "token")
 
 
 RUNTIME = Runtime(

@@ -37,7 +37,7 @@ from quanterr.findings.runtimes.model import (
 )
 from quanterr.findings.runtimes.schemes import list_quark_schemes
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 
 QUANTIZERS = "quantizers/auto.py: AUTO_QUANTIZATION_CONFIG_MAPPING, AutoHfQuantizer.supports_quant_method"
 METHODS = words(
@@ -76,7 +76,7 @@ def check_left(contents: Contents) -> Iterator[LoadingReason]:
     if names := list_left(contents):
         message = (
             f"builds quantized modules for {count(len(names), 'layer')} stored unquantized, and leaves their codes "
-            f"random: {listed(names, 3)}"
+            f"random: {itemize(names, 3)}"
         )
         yield differ(message, "modeling_utils.py: _load_pretrained_model (missing and unexpected keys)", names)
 
@@ -91,15 +91,17 @@ def check_undeclared(contents: Contents) -> Iterator[LoadingReason]:
     """Yield what becomes of codes where config.json has no quantization_config."""
     if contents.checkpoint.gguf is not None or read_config(contents):
         return
-    coded = [one.weight for one in contents.stored if one.weight.has_codes]
-    misfit = [one.name for one in coded if one.codes.name == one.name and one.codes.shape != one.shape]
-    others = [one.name for one in coded if one.name not in misfit]
+    coded = [stored.weight for stored in contents.weights if stored.weight.has_codes]
+    misfit = [
+        weight.name for weight in coded if weight.codes.name == weight.name and weight.codes.shape != weight.shape
+    ]
+    others = [weight.name for weight in coded if weight.name not in misfit]
     place = "modeling_utils.py: _load_pretrained_model"
     if misfit:
-        message = f"finds no quantization_config, and codes of other shapes than its weights: {listed(misfit, 3)}"
+        message = f"finds no quantization_config, and codes of other shapes than its weights: {itemize(misfit, 3)}"
         yield refuse(f"{message}: RuntimeError", place, misfit)
     if others:
-        message = f"finds no quantization_config: takes codes for weights, or leaves these random: {listed(others, 3)}"
+        message = f"finds no quantization_config: takes codes for weights, or leaves these random: {itemize(others, 3)}"
         yield differ(message, place, others)
 
 
@@ -108,7 +110,7 @@ def check_outer_scales(contents: Contents) -> Iterator[LoadingReason]:
     entries = contents.checkpoint.entries
     of_nvfp4 = [name for name, entry in entries.items() if entry.dtype == "NVFP4"]
     if names := [name for name in of_nvfp4 if f"{name.removesuffix('.weight')}.scale" in entries]:
-        message = f"does not apply the scale beside {count(len(names), 'NVFP4 weight')}: {listed(names, 3)}"
+        message = f"does not apply the scale beside {count(len(names), 'NVFP4 weight')}: {itemize(names, 3)}"
         yield differ(message, DEQUANTIZING, names)
 
 

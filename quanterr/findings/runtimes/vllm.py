@@ -43,7 +43,7 @@ from quanterr.findings.runtimes.model import (
 from quanterr.findings.runtimes.schemes import check_quark, check_rounded
 from quanterr.findings.runtimes.tensor_parallel import find_cuts
 from quanterr.util.strict_json import JsonFields, as_object
-from quanterr.util.text import count, listed
+from quanterr.util.text import count, itemize
 
 LAYERS = "model_executor/layers/quantization/"
 METHODS = words(
@@ -75,7 +75,7 @@ def check_left(contents: Contents) -> Iterator[LoadingReason]:
     scheme = contents.labels.declarations.of(names[0]) if names else None
     if scheme is None:
         return
-    shown = f"{count(len(names), 'layer')} that the configuration does not exclude: {listed(names, 3)}"
+    shown = f"{count(len(names), 'layer')} that the configuration does not exclude: {itemize(names, 3)}"
     if (scheme.number, scheme.bits) == ("float", 8):
         message = f"casts unquantized weights to FP8, without scales, in {shown}"
         yield differ(message, LAYERS + "fp8.py: Fp8LinearMethod.create_weights", names)
@@ -86,11 +86,11 @@ def check_left(contents: Contents) -> Iterator[LoadingReason]:
 
 def check_cache_scales(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if scales of a KV cache have names that nothing maps, so that the cache has no scales."""
-    of_weights = {entry.name for one in contents.stored for entry in one.parts}
+    of_weights = {entry.name for stored in contents.weights for entry in stored.parts}
     names = [name for name in contents.checkpoint.entries if OF_CACHE.search(name) and not MAPPED.search(name)]
     names = [name for name in names if name not in of_weights]
     if names:
-        message = f"does not map {count(len(names), 'scale')} of a KV cache, and takes 1: {listed(names, 3)}"
+        message = f"does not map {count(len(names), 'scale')} of a KV cache, and takes 1: {itemize(names, 3)}"
         yield differ(message, "model_executor/model_loader/weight_utils.py: maybe_remap_kv_scale_name", names)
 
 

@@ -25,7 +25,7 @@ def read_gemm(
         cols,
         levels=levels,
         scale=blocks.grid(parts["scale"], turned=True),
-        zero=blocks.packed(zero_point, packing, turned=True, levels=zero_levels) if zero_point else None,
+        zero=blocks.packed_grid(zero_point, packing, turned=True, levels=zero_levels) if zero_point else None,
         group=blocks.group,
         order=Order.AWQ_WORDS,
         read=None if is_native else Grid(parts.codes, cols, 1, turned=True, key="columns", packing=packing),

@@ -49,7 +49,9 @@ class ColumnBlocks(Struct, frozen=True, gc=False):
         """Return the grid of the blocks' numbers; ``width`` of them are stored for each row, if they are padded."""
         return Grid(entry, width or self.n, 0 if self.order else self.size, turned=turned, key=key)
 
-    def packed(self, entry: Entry, packing: CodePacking, turned: bool = False, levels: tuple[float, ...] = ()) -> Grid:
+    def packed_grid(
+        self, entry: Entry, packing: CodePacking, turned: bool = False, levels: tuple[float, ...] = ()
+    ) -> Grid:
         """Return the zero points of the blocks, which are packed codes; ``levels`` are their values."""
         return replace(self.grid(entry, "zero_point", turned), packing=packing, levels=levels)
 

@@ -37,7 +37,7 @@ class BlockType(NamedTuple):
     blocks: Mapping[str, Block]  # dtype → its block; the first gives the format its name
     ends: Levels | None = None  # levels if only some codes occur, or if codes are small floats
     codes: tuple[int, int] | None = None  # bytes that hold codes, of a block that is rewritten before it is decoded
-    least_scale: float = SUBNORMAL
+    min_scale: float = SUBNORMAL
 
     @property
     def name(self) -> str:
@@ -53,11 +53,11 @@ class BlockType(NamedTuple):
     def bits(self) -> int:
         """The bits of one code and its sign, rounded."""
         numbers, layout, _ = self.blocks[self.name]
-        codes, signs = (sum(f.kept.bit_count() for f in fields) for fields in (layout.codes, layout.minus))
+        codes, signs = (sum(f.kept_mask.bit_count() for f in fields) for fields in (layout.codes, layout.minus))
         return int(codes / numbers.width + signs / 8 + 0.5)
 
     @property
-    def shared(self) -> int:
+    def scale_elements(self) -> int:
         """The elements that share a scale; 0: the elements of a row."""
         numbers, layout, _ = self.blocks[self.name]
         return 0 if layout.d == IN_HEAD and not layout.scales else numbers.part
@@ -78,7 +78,7 @@ class BlockType(NamedTuple):
         numbers, layout, _ = self.blocks[self.name]
         if numbers.grid is not None or not layout.scales or numbers.scale_levels:
             return None
-        scales, minima = (sum(f.kept.bit_count() for f in fields) for fields in (layout.scales, layout.minima))
+        scales, minima = (sum(f.kept_mask.bit_count() for f in fields) for fields in (layout.scales, layout.minima))
         scales += len(layout.signs)
         half = bool(numbers.signed or numbers.offset)  # half of the numbers are negative
         shared = 0 if layout.d == IN_HEAD else OF_NAME[self.name].elements // numbers.part
@@ -94,7 +94,7 @@ def make_block_formats(types: Iterable[BlockType]) -> tuple[Format, ...]:
             partial(fit, block_type),
             summary=block_type.summary,
             usual_db=block_type.usual_db,
-            least_scale=block_type.least_scale,
+            min_scale=block_type.min_scale,
         )
         for block_type in types
     )
@@ -110,7 +110,7 @@ def fit(block_type: BlockType, parts: Parts) -> Weight:
         ggml_type.rows * ggml_type.head,
         ggml_type.rows * (ggml_type.head + cols // ggml_type.elements * ggml_type.n_bytes),
     )
-    shared, steps, levels = block_type.shared or cols, block_type.scale_steps, block_type.levels(ggml_type.name)
+    shared, steps, levels = block_type.scale_elements or cols, block_type.scale_steps, block_type.levels(ggml_type.name)
     span = block_type.codes or block.layout.span
     return parts.weight(
         parts.codes.shape,

@@ -47,7 +47,7 @@ class Field(NamedTuple):
     first: int = 0  # lowest bit of the first field in its word
 
     @property
-    def kept(self) -> int:
+    def kept_mask(self) -> int:
         """The mask of the bits that count."""
         return self.mask & (1 << self.bits) - 1
 
@@ -207,7 +207,7 @@ def read_numbers(fields: Fields, raw: Tensor, ggml_type: GgmlType, per_number: i
         words = raw[..., at].to(torch.int32)
         for more in range(1, n_bytes):  # a field in the last byte has no more
             words = words | raw[..., (at + more).clamp(max=raw.shape[-1] - 1)].to(torch.int32) << 8 * more
-        numbers = numbers | (words >> shift & field.kept) << field.up
+        numbers = numbers | (words >> shift & field.kept_mask) << field.up
     return numbers
 
 
@@ -222,7 +222,7 @@ def encode(block: Block, ggml_type: GgmlType, numbers: Mapping[str, Tensor]) -> 
             at, shift, n_bytes = _find_places(
                 field, 1, ggml_type.elements, per_number or ggml_type.elements, stored.device
             )
-            bits = (numbers[name] >> field.up & field.kept) << shift
+            bits = (numbers[name] >> field.up & field.kept_mask) << shift
             for more in range(n_bytes):
                 stored.index_add_(1, at[0] + more, bits >> 8 * more & 0xFF)
     return stored.to(torch.uint8)
@@ -235,7 +235,7 @@ def _find_places(
     """Return the bytes and lowest bits of :func:`_list_bits`, (rows, numbers), and the maximum bytes of a field."""
     bits = torch.tensor(_list_bits(field, rows, elements, per_number), device=device)
     shift = (bits & 7).to(torch.int32)
-    return bits >> 3, shift, -(-(int(shift.amax()) + field.kept.bit_length()) // 8)
+    return bits >> 3, shift, -(-(int(shift.amax()) + field.kept_mask.bit_length()) // 8)
 
 
 @cache
@@ -284,7 +284,7 @@ def describe(block: Block, ggml_type: GgmlType) -> BlocksStruct:
             _set_pointer(described, bits, "at", ctypes.c_uint16, at)
             shifts = [place - 8 * byte for place, byte in zip(places, at, strict=True)]
             _set_pointer(described, bits, "shift", ctypes.c_uint8, shifts)
-            bits.mask, bits.up = field.kept, field.up
+            bits.mask, bits.up = field.kept_mask, field.up
     if numbers.levels and not are_consecutive(numbers.levels):
         unused = (0.0,) * (MIN_LEVELS - len(numbers.levels))
         _set_pointer(described, described, "levels", ctypes.c_float, numbers.levels + unused)

@@ -26,11 +26,11 @@ from quanterr.kernel.levels import E2M1, E2M3, E3M2, E4M3, E5M2, Levels
 SmallFloat = Literal["e2m1", "e2m3", "e3m2", "e4m3", "e5m2"]
 CODE_BITS: dict[SmallFloat, int] = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
 LEVELS: dict[SmallFloat, Levels] = {
-    "e2m1": E2M1.scaled,
+    "e2m1": E2M1.centred_levels,
     "e2m3": E2M3,
     "e3m2": E3M2,
-    "e4m3": E4M3.scaled,
-    "e5m2": E5M2.scaled,
+    "e4m3": E4M3.centred_levels,
+    "e5m2": E5M2.centred_levels,
 }
 # The levels of codes for which the kernel has no element type, and the dtypes of codes in whole bytes.
 CODES: dict[SmallFloat, tuple[float, ...]] = {

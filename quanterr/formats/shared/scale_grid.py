@@ -122,7 +122,7 @@ def fit_scaled(parts: Parts, family: str, labels: frozenset[str], rotates: bool 
         read_grid(parts, grid, factor),
         block_size=grid.block if grid.granularity == "block" else None,
         code_bits=8,
-        levels=OF_DTYPE[codes.dtype].scaled if codes.dtype in OF_DTYPE else None,
+        levels=OF_DTYPE[codes.dtype].centred_levels if codes.dtype in OF_DTYPE else None,
         unit=None if factor or grid.granularity == "block" else grid.numbers,
         scale=scale,
         evidence=(f"codes {codes.dtype}, scale {scale}: {grid.reason}",),

@@ -80,9 +80,9 @@ typedef struct {
     uint16_t bins[SEGMENT];
 } State;
 
-INLINE double most(double a, double b) { return a > b ? a : b; }
-INLINE double least_of(double a, double b) { return a < b ? a : b; }
-INLINE int64_t least_number(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE double larger_of(double a, double b) { return a > b ? a : b; }
+INLINE double smaller_of(double a, double b) { return a < b ? a : b; }
+INLINE int64_t smaller_number(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- exact sums ---- */
 
@@ -135,9 +135,9 @@ APART void precise(const float *x, const float *y, int first, int n, const float
             run->zero_reference += b != 0;
         } else {
             terms[SUM_RELATIVE] = e_abs / a_abs;
-            run->relative_max = most(run->relative_max, terms[SUM_RELATIVE]);
+            run->relative_max = larger_of(run->relative_max, terms[SUM_RELATIVE]);
         }
-        if (run->normal > 0) run->cast_max = most(run->cast_max, e_abs / most(a_abs, run->normal));
+        if (run->normal > 0) run->cast_max = larger_of(run->cast_max, e_abs / larger_of(a_abs, run->normal));
         if (s->x_peaks) {
             s->x_peaks[i / WINDOW] = fmaxf(s->x_peaks[i / WINDOW], (float)a_abs);
             s->e_peaks[i / WINDOW] = fmaxf(s->e_peaks[i / WINDOW], (float)e_abs);
@@ -149,9 +149,9 @@ APART void precise(const float *x, const float *y, int first, int n, const float
         for (int k = 0; k < N_SUMS; k++) s->strip[k] += terms[k];
         run->outliers += e_abs > run->outlier;
         run->relative_outliers += e_abs > RELATIVE_OUTLIER * a_abs;
-        s->e_max = most(s->e_max, e_abs);
-        run->x_max = most(run->x_max, a_abs);
-        run->e_min = least_of(run->e_min, e_abs);
+        s->e_max = larger_of(s->e_max, e_abs);
+        run->x_max = larger_of(run->x_max, a_abs);
+        run->e_min = smaller_of(run->e_min, e_abs);
         run->counts[bin_of((float)e_abs)]++;
     }
 }
@@ -343,8 +343,8 @@ APART int fast(const float *x, const float *y, int n, const float *weights, Run 
     s->strip[SUM_X_SQ] += x_sq; s->strip[SUM_Y_SQ] += y_sq; s->strip[SUM_E_SQ] += e_sq; s->strip[SUM_XY] += x_sq + xe;
     s->strip[SUM_RELATIVE] += relative;
     run->n += n;
-    s->e_max = most(s->e_max, e_largest);
-    run->x_max = most(run->x_max, x_largest);
+    s->e_max = larger_of(s->e_max, e_largest);
+    run->x_max = larger_of(run->x_max, x_largest);
     join(&s->counts, &t.counts);
     for (int window = 0; s->x_peaks && window * WINDOW < n; window++) {
         s->x_peaks[window] = x_peaks[window] > s->x_peaks[window] ? x_peaks[window] : s->x_peaks[window];
@@ -367,9 +367,9 @@ static void end_strip(Run *run, State *s) {
     run->zero_reference += zero_reference;
     run->outliers += count_of(c->outliers);
     run->relative_outliers += count_of(c->relative_outliers) + zero_reference;
-    run->e_min = least_of(run->e_min, (double)as_float(~max_of(c->not_e_min)));
-    run->relative_max = most(run->relative_max, (double)as_float(max_of(c->relative_max)));
-    run->cast_max = most(run->cast_max, (double)as_float(max_of(c->cast_max)));
+    run->e_min = smaller_of(run->e_min, (double)as_float(~max_of(c->not_e_min)));
+    run->relative_max = larger_of(run->relative_max, (double)as_float(max_of(c->relative_max)));
+    run->cast_max = larger_of(run->cast_max, (double)as_float(max_of(c->cast_max)));
     begin_strip(s);
     s->x_sq += s->strip[SUM_X_SQ];
     s->e_sq += s->strip[SUM_E_SQ];
@@ -733,7 +733,7 @@ INLINE void decode_block(const Blocks *b, const int8_t *grid, const uint8_t *blo
 #pragma GCC unroll 16
     for (int part = row * parts; part < (row + 1) * parts; part++, out += b->part) {
         const float scale = scale_of(b, block, part, d);
-        const float least = b->minima->at ? d_minima * (float)read_bits(b->minima, 2, block, part) : -d_minima;
+        const float minimum = b->minima->at ? d_minima * (float)read_bits(b->minima, 2, block, part) : -d_minima;
         const float shift = b->flags->at && read_bits(b->flags, 1, block, part) ? b->shift : 0;
         if (run == 0) {
             for (int i = 0; i < b->part / 8; i++) decode_eight(b, grid, block, part * (b->part / 8) + i, shift, scale, out + 8 * i);
@@ -748,7 +748,7 @@ INLINE void decode_block(const Blocks *b, const int8_t *grid, const uint8_t *blo
                 floats v = levels_of(b, codes);
                 if (b->flags->at) v += shift;
                 v *= scale;
-                if (b->d_minima->at) v -= least;
+                if (b->d_minima->at) v -= minimum;
                 memcpy(out + i + k * WIDTH, &v, (size_t)(n < WIDTH ? n : WIDTH) * 4);
             }
         }
@@ -898,8 +898,8 @@ __declspec(dllimport) uint32_t __stdcall GetLastError(void);
 
 static int64_t read_at(int32_t file, void *to, int64_t n, int64_t at) {
     Overlapped place = {.low = (uint32_t)at, .high = (uint32_t)(at >> 32)};
-    uint32_t done = 0, most = n < 1 << 30 ? (uint32_t)n : 1 << 30;
-    if (ReadFile((void *)(intptr_t)file, to, most, &done, &place)) return done;
+    uint32_t done = 0, n_bytes = n < 1 << 30 ? (uint32_t)n : 1 << 30;
+    if (ReadFile((void *)(intptr_t)file, to, n_bytes, &done, &place)) return done;
     return GetLastError() == END_OF_FILE ? 0 : -EIO;
 }
 #else
@@ -955,7 +955,7 @@ INLINE float stored_scale(const Side *side, const uint8_t *stored, int64_t i) {
 static void scale_nested(const Side *side) {
     float *scales = (float *)side->scale;
     for (int64_t i = 0, block = side->nested_first / side->nested_n; i < side->scale_n; block++) {
-        const int64_t stop = least_number((block + 1) * side->nested_n - side->nested_first, side->scale_n);
+        const int64_t stop = smaller_number((block + 1) * side->nested_n - side->nested_first, side->scale_n);
         for (; i < stop; i++) scales[i] = scales[i] * side->nested[block] + side->nested_offset;
     }
 }
@@ -1046,9 +1046,9 @@ INLINE double share_of(const float *peaks, int64_t n, int64_t cell) {
 }
 
 int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
-                               double least, double most) {
+                               double min_usual, double ratio) {
     const int64_t cells = down * across;
-    double sorted[MOST_PARTS];
+    double sorted[MAX_PARTS];
     for (int64_t i = 0; i < n; i++) {
         int64_t at = i;
         double own = 0;
@@ -1058,8 +1058,8 @@ int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const 
         for (; at && sorted[at - 1] > own; at--) sorted[at] = sorted[at - 1];
         sorted[at] = own;
     }
-    const double usual = fmax((sorted[(n - 1) / 2] + sorted[n / 2]) / 2, least);
-    const float bar = (float)(most * usual * (1 - 1e-6)); /* a little lower, as quotients are rounded */
+    const double usual = fmax((sorted[(n - 1) / 2] + sorted[n / 2]) / 2, min_usual);
+    const float bar = (float)(ratio * usual * (1 - 1e-6)); /* a little lower, as quotients are rounded */
     int found = 0;
     for (int64_t cell = 0; cell < cells; cell++) found |= peaks[cell] > 0 && peaks[cells + cell] > bar * peaks[cell];
     return found;
@@ -1306,15 +1306,15 @@ static void generate(const uint32_t *codes, int64_t n, uint32_t factor, uint32_t
     }
 }
 
-#define MOST_CODES 256 /* maximum number of codes of a tile whose values are computed */
+#define MAX_CODES 256 /* maximum number of codes of a tile whose values are computed */
 
 void quanterr_generate_tiles(const uint32_t *stored, int64_t rows, int64_t cols, int64_t row_words,
                                     int64_t col_words, const Code *codes, int64_t height, int64_t width, uint32_t factor,
                                     uint32_t term, float *out) {
     const int64_t n = height * width;
-    int32_t low[MOST_CODES], high[MOST_CODES], shift[MOST_CODES];
-    uint32_t found[MOST_CODES];
-    float values[MOST_CODES];
+    int32_t low[MAX_CODES], high[MAX_CODES], shift[MAX_CODES];
+    uint32_t found[MAX_CODES];
+    float values[MAX_CODES];
     for (int64_t i = 0; i < n; i++) low[i] = codes[i].low, high[i] = codes[i].high, shift[i] = codes[i].shift;
     for (int64_t col = 0; col < cols; col++)
         for (int64_t row = 0; row < rows; row++) {

@@ -21,9 +21,9 @@
 #define PLACES 3          /* runs of bytes that a fingerprint covers */
 #define TILE 64           /* columns of a tile, in one row of a sample */
 #define WINDOW 64         /* columns whose largest |x| and |e| are kept */
-#define MOST_PARTS 64     /* maximum number of parts of a sample whose cells are compared with others */
-#define MOST_SEARCHED 64  /* maximum number of elements of a part whose scale can be searched for */
-#define MOST_FACTORS 16   /* maximum number of scales to try for a group of a sample */
+#define MAX_PARTS 64      /* maximum number of parts of a sample whose cells are compared with others */
+#define MAX_PART_ELEMENTS 64 /* maximum number of elements of a part whose scale can be searched for */
+#define MAX_FACTORS 16    /* maximum number of scales to try for a group of a sample */
 #define DONE 1            /* status: files were read to the end */
 
 enum Sum {
@@ -142,7 +142,7 @@ typedef struct { /* thresholds of samples; samples/native.py fills them in */
     double like;         /* share of an error that a factor explains */
     double part, compensated, better, worse, apart; /* ratios of energies from which regions stand out */
     double unlike;       /* squared cosine of x and y below which a column may hold other values */
-    int64_t fewest, fewest_rows; /* minimum numbers: elements of a region, and regions that are compared */
+    int64_t min_elements, min_regions; /* minimum numbers: elements of a region, and regions that are compared */
 } Limits;
 
 typedef struct { /* what the stored scales of a sample of rows allow */
@@ -154,10 +154,10 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     const float *numbers;     /* and the index of each value, from 0 on */
     int64_t n_levels;         /* LANES numbers follow those of each array, so that whole vectors can be loaded */
     const float *multiples;   /* scales to try, as multiples of the scale that clips nothing */
-    int64_t n_multiples;      /* at most MOST_FACTORS */
+    int64_t n_multiples;      /* at most MAX_FACTORS */
     const Limits *limits;
     double lucky;             /* share of the worst error below which the error with a good scale is small by accident */
-    double most;              /* largest ratio of good to stored scale that is not reported as wrong */
+    double max_ratio;         /* largest ratio of good to stored scale that is not reported as wrong */
     int64_t never_clips;      /* a larger one is wrong whatever its group loses */
     int64_t cols;             /* columns of a group */
     int32_t per_row;          /* each row has scales of its own; else one for all, or blocks */
@@ -172,8 +172,8 @@ typedef struct { /* what the stored scales of a sample of rows allow */
     float *ordered;           /* room for (2 · rows + 3) · columns of the sample, if it is transposed or columns of groups */
                               /* are not next to each other */
     void *room;               /* 72 bytes for each group */
-    double *columns;          /* room for 9 numbers for each of most_cols columns */
-    int64_t most_cols;
+    double *columns;          /* room for 9 numbers for each of max_cols columns */
+    int64_t max_cols;
     int32_t zeros;            /* out: a Zeros, what zero points have in common */
     int32_t plain;            /* out: a SampleState; UNSURE unless all codes and scales are as they should be */
     double x_sq, e_sq;        /* out: sums over all rows; all sums are 0 on entry */
@@ -245,7 +245,7 @@ typedef struct { /* the codes that numbers are rounded to */
     int32_t first;        /* INTEGERS: added to the number; LISTED: the code up to the first bound */
     float low, high;      /* the range of INTEGERS and FLOATS */
     int32_t mantissa;     /* FLOATS: bits of the mantissa */
-    int32_t least;        /* FLOATS: exponent of the smallest normal number */
+    int32_t min_exponent; /* FLOATS: exponent of the smallest normal number */
     int32_t sign;         /* FLOATS: bit of the sign */
     int32_t one_zero;     /* FLOATS: zero has no sign */
     const float *bounds;  /* LISTED: for each bound below a number, its `changes` are applied to the code by XOR */
@@ -291,11 +291,11 @@ EXPORT int quanterr_measure(Side *x, Side *y, int64_t all_rows, int64_t cols, in
 EXPORT void quanterr_add_counts(int64_t *to, const int64_t *const *from, const int64_t *at, const int64_t *n,
                                 int64_t many);
 
-/* Returns whether the share of a cell, max |e| / max |x|, may exceed `most` times the usual one: the median over n parts of
- * the sample of the largest in each, but at least `least`. A part is the first and the stop row of cells, and the first
+/* Returns whether the share of a cell, max |e| / max |x|, may exceed `ratio` times the usual one: the median over n parts of
+ * the sample of the largest in each, but at least `min_usual`. A part is the first and the stop row of cells, and the first
  * and the stop column; peaks are (2, down, across). samples/conspicuous_rows.py specifies it. */
 EXPORT int quanterr_stands_out(const float *peaks, int64_t down, int64_t across, const int64_t (*parts)[4], int64_t n,
-                               double least, double most);
+                               double min_usual, double ratio);
 
 /* Measures what the stored scales of a sample allow; x_max is the largest |x| of the whole weight, or 0 if unknown. */
 EXPORT void quanterr_measure_sample(Sample *sample, const Rows *rows, double x_max);
@@ -341,9 +341,9 @@ EXPORT void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k
                             float *scales);
 
 /* Encodes n blocks of a K type, given scales and minima of their parts, of which the latter may be NULL. The integers that
- * stand for the largest scale and for the largest minimum are `most`. */
+ * stand for the largest scale and for the largest minimum are `highest`. */
 EXPORT void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n,
-                                        const Blocks *type, int32_t most, uint8_t *out);
+                                        const Blocks *type, int32_t highest, uint8_t *out);
 
 /* Multiplies each group of `size` values, a power of two, by the matrix that kernel/rotation.py specifies, in
  * float64, and by `unit`; `room` holds a group. */

@@ -25,11 +25,11 @@ INLINE floats clamp(floats v, float low, float high) { /* NaN stays */
 
 /* Returns the codes of the nearest small floats, ties to even. All bits but the sign of NaN are 1. */
 INLINE ints to_small_floats(floats v, const Codes *c) {
-    int32_t dropped = 23 - c->mantissa, ruler = (127 + dropped + c->least) << 23; /* in the step of subnormals */
+    int32_t dropped = 23 - c->mantissa, ruler = (127 + dropped + c->min_exponent) << 23; /* in the step of subnormals */
     ints size = (ints)v & MAGNITUDE;
     ints subnormal = (ints)((floats)size + as_float(ruler)) - ruler;
-    ints normal = (size - ((126 + c->least) << 23) + (1 << (dropped - 1)) - 1 + (size >> dropped & 1)) >> dropped;
-    ints is_small = size < (127 + c->least) << 23, is_nan = size > 0xFF << 23;
+    ints normal = (size - ((126 + c->min_exponent) << 23) + (1 << (dropped - 1)) - 1 + (size >> dropped & 1)) >> dropped;
+    ints is_small = size < (127 + c->min_exponent) << 23, is_nan = size > 0xFF << 23;
     ints code = (is_small & subnormal) | (~is_small & normal);
     ints sign = ((ints)v >> 31 & 1) << c->sign;
     if (c->one_zero) sign &= code != 0;
@@ -132,7 +132,7 @@ void quanterr_round(const Numbers *n, const Codes *c) {
 /* What follows is done for WIDTH blocks side by side, one in each lane. */
 
 INLINE ints to_halves(floats v) { /* ties to even */
-    const Codes halves = {.mantissa = 10, .least = -14, .sign = 15};
+    const Codes halves = {.mantissa = 10, .min_exponent = -14, .sign = 15};
     ints size = (ints)v & MAGNITUDE, sign = (ints)v >> 16 & 0x8000, is_nan = size > 0xFF << 23;
     ints beyond = sign | 0x7C00 | (is_nan & 0x200), is_beyond = size >= 0x477FF000;
     return (is_beyond & beyond) | (~is_beyond & to_small_floats(v, &halves));
@@ -144,7 +144,7 @@ INLINE ints rank(floats numbers, int by_magnitude) { /* integers in the order of
 }
 
 /* Rounds scales or minima of n parts in place to integers of a unit, and returns it as float16. */
-INLINE ints to_integers(floats *numbers, int n, int most, int is_signed) {
+INLINE ints to_integers(floats *numbers, int n, int limit, int is_signed) {
     const floats none = {0};
     ints highest = rank(numbers[0], is_signed);
     floats largest = numbers[0], inverse, found;
@@ -154,15 +154,15 @@ INLINE ints to_integers(floats *numbers, int n, int most, int is_signed) {
         largest = choose(is_larger, numbers[i], largest);
     }
     if (is_signed) {
-        ints is_none = magnitude(largest) < LEAST;
-        inverse = choose(is_none, none, 1 / largest * (float)-most);
+        ints is_none = magnitude(largest) < MIN_MAGNITUDE;
+        inverse = choose(is_none, none, 1 / largest * (float)-limit);
         found = choose(is_none, none, 1 / inverse);
     } else {
-        inverse = choose(largest > 0, 1 / largest * (float)most, none);
-        found = largest / (float)most;
+        inverse = choose(largest > 0, 1 / largest * (float)limit, none);
+        found = largest / (float)limit;
     }
     for (int i = 0; i < n; i++) {
-        floats number = clamp(numbers[i] * inverse, is_signed ? (float)-most : 0, (float)(is_signed ? most - 1 : most));
+        floats number = clamp(numbers[i] * inverse, is_signed ? (float)-limit : 0, (float)(is_signed ? limit - 1 : limit));
         numbers[i] = choose(number == number, number + ROUNDER - ROUNDER, none);
     }
     return to_halves(found);
@@ -197,29 +197,29 @@ INLINE void write_codes(const Blocks *b, const uint8_t *codes, uint8_t *block) {
 
 typedef struct { float steps[PARTS], minima[PARTS]; } Scales; /* stored scales and minima of a block's parts */
 
-/* Encodes the scales and, unless NULL, minima of up to WIDTH blocks; integers of scales and minima are `most` at most. */
-INLINE void encode_scales(const float *scales, const float *minima, int n, const Blocks *b, int parts, int most,
+/* Encodes the scales and, unless NULL, minima of up to WIDTH blocks; integers of scales and minima are `highest` at most. */
+INLINE void encode_scales(const float *scales, const float *minima, int n, const Blocks *b, int parts, int highest,
                           Scales *found, uint8_t *out) {
-    floats own[PARTS], least[PARTS];
+    floats own[PARTS], mins[PARTS];
     for (int p = 0; p < WIDTH; p++) /* lanes beyond the last block repeat it */
         for (int i = 0; i < parts; i++) {
             own[i][p] = scales[(p < n ? p : n - 1) * parts + i];
-            least[i][p] = minima ? minima[(p < n ? p : n - 1) * parts + i] : 0;
+            mins[i][p] = minima ? minima[(p < n ? p : n - 1) * parts + i] : 0;
         }
-    ints unit = to_integers(own, parts, most, !minima), least_unit = to_integers(least, parts, most, 0);
+    ints unit = to_integers(own, parts, highest, !minima), min_unit = to_integers(mins, parts, highest, 0);
     for (int p = 0; p < n; p++, out += b->n_bytes) {
-        const int units[2] = {(uint16_t)unit[p], (uint16_t)least_unit[p]};
-        int own_codes[PARTS], least_codes[PARTS];
+        const int units[2] = {(uint16_t)unit[p], (uint16_t)min_unit[p]};
+        int own_codes[PARTS], min_codes[PARTS];
         for (int i = 0; i < parts; i++) {
             own_codes[i] = (int)own[i][p] - b->offset;
-            least_codes[i] = (int)least[i][p];
+            min_codes[i] = (int)mins[i][p];
             float step = half((uint16_t)units[0]) * own[i][p];
             found[p].steps[i] = fabsf(step) > 0 ? step : INFINITY; /* INFINITY for NaN, too */
-            found[p].minima[i] = -(half((uint16_t)units[1]) * least[i][p]);
+            found[p].minima[i] = -(half((uint16_t)units[1]) * mins[i][p]);
         }
         memset(out, 0, (size_t)b->n_bytes);
         write_bits(b->scales, 4, own_codes, parts, out);
-        write_bits(b->minima, 2, least_codes, parts, out);
+        write_bits(b->minima, 2, min_codes, parts, out);
         write_bits(b->d, 1, units, 1, out);
         write_bits(b->d_minima, 1, units + 1, 1, out);
     }
@@ -227,7 +227,7 @@ INLINE void encode_scales(const float *scales, const float *minima, int n, const
 
 /* Encodes n blocks of a K type that has so many parts; `minima` may be NULL. */
 INLINE void encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, const Blocks *b,
-                               int parts, int most, uint8_t *out) {
+                               int parts, int highest, uint8_t *out) {
     int largest = 0;
     for (int k = 0; k < 4; k++) largest |= b->codes[k].mask << b->codes[k].up;
     const float low = (float)b->first;
@@ -237,7 +237,7 @@ INLINE void encode_superblocks(const float *x, const float *scales, const float 
     for (int64_t block = 0; block < n; block++, out += b->n_bytes, x += SUPERBLOCK) {
         if (block % WIDTH == 0)
             encode_scales(scales + block * parts, minima ? minima + block * parts : NULL,
-                          n - block < WIDTH ? (int)(n - block) : WIDTH, b, parts, most, found, out);
+                          n - block < WIDTH ? (int)(n - block) : WIDTH, b, parts, highest, found, out);
         const Scales *own = found + block % WIDTH;
         uint8_t codes[SUPERBLOCK];
         for (int i = 0; i < parts; i++)
@@ -248,18 +248,18 @@ INLINE void encode_superblocks(const float *x, const float *scales, const float 
 }
 
 void quanterr_encode_superblocks(const float *x, const float *scales, const float *minima, int64_t n, const Blocks *type,
-                                 int32_t most, uint8_t *out) {
-    if (type->part == 16) encode_superblocks(x, scales, minima, n, type, 16, most, out);
-    else encode_superblocks(x, scales, minima, n, type, 8, most, out);
+                                 int32_t highest, uint8_t *out) {
+    if (type->part == 16) encode_superblocks(x, scales, minima, n, type, 16, highest, out);
+    else encode_superblocks(x, scales, minima, n, type, 8, highest, out);
 }
 
 INLINE int32_t find_magnitude(const float *x, int64_t n) { /* compares bits, which are ordered like magnitudes */
-    int32_t most = 0;
+    int32_t largest = 0;
     for (int64_t i = 0; i < n; i++) {
         int32_t bits = as_bits(x[i]) & MAGNITUDE;
-        most = bits > most ? bits : most;
+        largest = bits > largest ? bits : largest;
     }
-    return most;
+    return largest;
 }
 
 void quanterr_find_magnitudes(const float *x, int64_t n, int64_t k, float *found) {
@@ -282,10 +282,10 @@ void quanterr_find_largest(const float *x, int64_t n, int64_t k, float *found) {
                 lows[j] = lower(v, lows[j]);
                 highs[j] = lower(-v, highs[j]);
             }
-        fours least = lower(lows[0], lows[1]), most = lower(highs[0], highs[1]);
+        fours all_lows = lower(lows[0], lows[1]), all_highs = lower(highs[0], highs[1]);
         for (int j = 0; j < 4; j++) {
-            low = least[j] < low ? least[j] : low;
-            high = -most[j] > high ? -most[j] : high;
+            low = all_lows[j] < low ? all_lows[j] : low;
+            high = -all_highs[j] > high ? -all_highs[j] : high;
         }
         for (; i < k; i++) {
             low = x[i] < low ? x[i] : low;

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-#define MOST_ROWS 1024 /* maximum number of rows of a sample that is searched for regions */
+#define MAX_ROWS 1024 /* maximum number of rows of a sample that is searched for regions */
 #define TRUSTED 0x1p-100 /* minimum energy of a region: float32 loses the squares of much smaller ones */
 
 enum { X_SQ, E_SQ, BEST_SQ, XE, N_PRODUCTS }; /* of an element */
@@ -170,7 +170,7 @@ INLINE floats number_of(floats levels, const Sample *s, int kind) {
 }
 
 /* Adds up a row with its nearest codes. Returns whether the stored ones are as near; or, with `products`, writes the products
- * there, (N_PRODUCTS, most_cols), and returns whether no scale may be lost. */
+ * there, (N_PRODUCTS, max_cols), and returns whether no scale may be lost. */
 INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scale, const Sample *s, Nearest *t,
                         float *products, int kind) {
     const floats inverse = broadcast(1 / scale.unit);
@@ -193,7 +193,7 @@ INLINE int look_closely(const float *x, const float *y, int64_t cols, Scale scal
             clipped -= out;
             if (products) {
                 const floats each[N_PRODUCTS] = {a * a, e * e, best * best, a * e};
-                for (int k = 0; k < N_PRODUCTS; k++) store(products + k * s->most_cols + col + lane, each[k]);
+                for (int k = 0; k < N_PRODUCTS; k++) store(products + k * s->max_cols + col + lane, each[k]);
                 off -= (magnitude(number_of(level, s, kind) - number_of(stored, s, kind)) > 1.5f) & ~out;
             }
             add_squares(&x_sq, a);
@@ -248,17 +248,17 @@ static double median_of(double *values, int64_t n) {
 }
 
 /* Regions of a sample: rows, columns or tiles; of each, e², and e² as a multiple of the least e² and of x². */
-typedef struct { double *e_sq, *excess, *share; int64_t n, most; } Regions;
+typedef struct { double *e_sq, *excess, *share; int64_t n, max_n; } Regions;
 
-INLINE Regions place_regions(const Sample *s, double *room, int64_t first, int64_t most) {
-    return (Regions){room + first, room + s->most_cols + first, room + 2 * s->most_cols + first, 0, most};
+INLINE Regions place_regions(const Sample *s, double *room, int64_t first, int64_t max_n) {
+    return (Regions){room + first, room + s->max_cols + first, room + 2 * s->max_cols + first, 0, max_n};
 }
 
 /* Adds a region of these sums; returns 0 if a factor explains much of its error, as where a scale is wrong or lost, or if
  * its values are so small that squares were lost. */
 static int add_region(const Sample *s, Regions *to, const double sums[N_PRODUCTS]) {
     const double x_sq = sums[X_SQ], e_sq = sums[E_SQ];
-    if (to->n == to->most || !(x_sq >= TRUSTED)) return 0;
+    if (to->n == to->max_n || !(x_sq >= TRUSTED)) return 0;
     to->e_sq[to->n] = e_sq;
     to->excess[to->n] = e_sq > 0 ? e_sq / (sums[BEST_SQ] + s->limits->floor * x_sq) : 1;
     to->share[to->n++] = e_sq / x_sq;
@@ -271,8 +271,8 @@ static int add_row(Sample *s, Regions *rows, Regions *tiles, const float *produc
     for (int64_t first = 0; first < cols; first += TILE) {
         double tile[N_PRODUCTS];
         for (int k = 0; k < N_PRODUCTS; k++) {
-            const float *of_row = products + k * s->most_cols;
-            double *columns = s->columns + k * s->most_cols, sums[LANES] = {0};
+            const float *of_row = products + k * s->max_cols;
+            double *columns = s->columns + k * s->max_cols, sums[LANES] = {0};
             for (int64_t col = first; col < first + TILE && col < cols; col += LANES)
                 for (int i = 0; i < LANES; i++) {
                     sums[i] += of_row[col + i];
@@ -283,7 +283,7 @@ static int add_row(Sample *s, Regions *rows, Regions *tiles, const float *produc
         }
         if (first + TILE <= cols && !add_region(s, tiles, tile)) return 0;
     }
-    return cols < s->limits->fewest || add_region(s, rows, row);
+    return cols < s->limits->min_elements || add_region(s, rows, row);
 }
 
 /* Divides n values, from `step` to `step`, by their median. */
@@ -296,9 +296,9 @@ static void divide_by_median(double *values, int64_t n, int64_t step, double *ro
 /* Divides the errors of tiles, (down, across), by the medians of their columns, then of their rows: errors accumulate in the
  * last columns of a group, and where a row has an outlier. */
 static void divide_by_medians(const Sample *s, double *e_sq, int64_t down, int64_t across, double *room) {
-    const int64_t fewest = s->limits->fewest_rows;
-    for (int64_t col = 0; col < across && down >= fewest; col++) divide_by_median(e_sq + col, down, across, room);
-    for (int64_t row = 0; row < down && across >= fewest; row++) divide_by_median(e_sq + row * across, across, 1, room);
+    const int64_t min_regions = s->limits->min_regions;
+    for (int64_t col = 0; col < across && down >= min_regions; col++) divide_by_median(e_sq + col, down, across, room);
+    for (int64_t row = 0; row < down && across >= min_regions; row++) divide_by_median(e_sq + row * across, across, 1, room);
 }
 
 /* Returns whether no region stands out from the others and from the whole sample. `across` is the number of tiles in a row;
@@ -308,10 +308,10 @@ static int are_alike(const Sample *s, const Regions *of, double *room, int64_t a
     memcpy(room, of->excess, (size_t)of->n * sizeof *room);
     const double usual = fmin(fmax(median_of(room, of->n), 1), fmax(s->e_sq / s->best_sq, 1));
     const int compensated = usual > s->limits->compensated;
-    const double most = compensated ? s->limits->worse * s->e_sq / s->x_sq : s->limits->better * s->best_sq / s->x_sq;
+    const double max_share = compensated ? s->limits->worse * s->e_sq / s->x_sq : s->limits->better * s->best_sq / s->x_sq;
     if (compensated && across < 0) return 1;
     for (int64_t i = 0, divided = 0; i < of->n; i++) {
-        if (of->excess[i] <= s->limits->part * usual * usual * usual || of->share[i] <= most) continue;
+        if (of->excess[i] <= s->limits->part * usual * usual * usual || of->share[i] <= max_share) continue;
         if (!compensated || across == 0) return 0;
         if (!divided++) divide_by_medians(s, of->e_sq, of->n / across, across, room);
         if (!(of->e_sq[i] <= s->limits->apart)) return 0;
@@ -321,12 +321,12 @@ static int are_alike(const Sample *s, const Regions *of, double *room, int64_t a
 
 /* Returns whether no row, tile or column of the sample stands out. */
 static int are_regions_alike(const Sample *s, const Regions *rows, const Regions *tiles, int64_t n_rows, int64_t cols) {
-    double *room = s->columns + N_PRODUCTS * s->most_cols; /* where the products of the last row are */
+    double *room = s->columns + N_PRODUCTS * s->max_cols; /* where the products of the last row are */
     if (!are_alike(s, rows, room, 0) || !are_alike(s, tiles, room, cols / TILE)) return 0;
-    Regions columns = {tiles->e_sq, tiles->excess, tiles->share, 0, s->most_cols};
-    for (int64_t col = 0; col < cols && n_rows >= s->limits->fewest; col++) {
+    Regions columns = {tiles->e_sq, tiles->excess, tiles->share, 0, s->max_cols};
+    for (int64_t col = 0; col < cols && n_rows >= s->limits->min_elements; col++) {
         double sums[N_PRODUCTS];
-        for (int k = 0; k < N_PRODUCTS; k++) sums[k] = s->columns[k * s->most_cols + col];
+        for (int k = 0; k < N_PRODUCTS; k++) sums[k] = s->columns[k * s->max_cols + col];
         if (!add_region(s, &columns, sums)) return 0;
         const double xy = sums[X_SQ] + sums[XE], y_sq = xy + sums[XE] + sums[E_SQ];
         if (xy * xy < s->limits->unlike * sums[X_SQ] * y_sq) return 0;
@@ -358,9 +358,9 @@ INLINE floats find_errors(const Sample *s, const Group *g, floats codes, Trial o
 
 /* Finds Σe² of the nearest codes of a group for each of n scales. */
 INLINE void sum_errors_of(const Sample *s, const Group *g, const Trial *trials, int64_t n, double *e_sq, int kind) {
-    double sums[MOST_FACTORS][LANES];
+    double sums[MAX_FACTORS][LANES];
     for (int lane = 0; lane < LANES; lane += WIDTH) {
-        Sums own[MOST_FACTORS];
+        Sums own[MAX_FACTORS];
         for (int64_t k = 0; k < n; k++) own[k] = (Sums){{0}, {0}};
         for (int64_t i = 0; i < g->n; i++)
             for (int64_t col = 0; col < s->cols; col += LANES) {
@@ -405,14 +405,14 @@ static double sum_worst_errors(const Sample *s, const Group *g, float last) {
 
 /* Finds what the zero points of groups have in common, and by which factor the steps of each must grow. */
 static void compare_zeros(Sample *s, Group *groups, int64_t n) {
-    float least = groups->zero, most = groups->zero;
+    float lowest = groups->zero, highest = groups->zero;
     s->zeros = WHOLE;
     for (int64_t i = 0; i < n; i++) {
-        least = groups[i].zero < least ? groups[i].zero : least;
-        most = groups[i].zero > most ? groups[i].zero : most;
+        lowest = groups[i].zero < lowest ? groups[i].zero : lowest;
+        highest = groups[i].zero > highest ? groups[i].zero : highest;
         if (!(fabsf(groups[i].zero - rintf(groups[i].zero)) < (float)s->limits->moved)) s->zeros = FRACTIONS;
     }
-    if (most - least < (float)s->limits->fixed) s->zeros = ONE;
+    if (highest - lowest < (float)s->limits->fixed) s->zeros = ONE;
     for (Group *g = groups; g < groups + n; g++) {
         const float above = s->highest - g->zero, below = g->zero - s->lowest;
         const float up = above > 0 ? g->high / above : 0, down = below > 0 ? -g->low / below : 0;
@@ -443,17 +443,17 @@ static int64_t list_trials(const Sample *s, const Group *g, int are_powers, Tria
 
 /* Adds up the losses of groups that are judged together; returns whether none stands out. */
 static int add_losses(Sample *s, Group *groups, int64_t n) {
-    const double least = s->limits->above_normal * s->normal / s->highest, share = ldexp(1, -2 * (s->mantissa + 1));
+    const double min_needed = s->limits->above_normal * s->normal / s->highest, share = ldexp(1, -2 * (s->mantissa + 1));
     const int is_float = s->kind == FLOATS;
     int lose_nothing = is_float, are_powers = 1, lose_some = 0;
     double x_sq = 0, worst_sq = 0;
     const Trial stored = {1, 0, 0};
-    Trial trials[MOST_FACTORS];
+    Trial trials[MAX_FACTORS];
     if (s->kind == SHIFTED) compare_zeros(s, groups, n);
     for (int64_t i = 0; i < n; i++) {
         if (!(groups[i].x_sq > 0 && groups[i].needed >= 1 / s->limits->wide)) return 0;
         x_sq += groups[i].x_sq;
-        lose_nothing &= groups[i].needed >= least && groups[i].needed <= 1;
+        lose_nothing &= groups[i].needed >= min_needed && groups[i].needed <= 1;
         are_powers &= is_power_of_two(groups[i].unit);
     }
     s->group_x_sq += x_sq;
@@ -465,7 +465,7 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
     }
     for (int64_t i = 0; i < n; i++) {
         int64_t tried = list_trials(s, groups + i, are_powers, trials);
-        double good_sq[2] = {INFINITY, 0}, stored_sq = groups[i].e_sq, tried_sq[MOST_FACTORS];
+        double good_sq[2] = {INFINITY, 0}, stored_sq = groups[i].e_sq, tried_sq[MAX_FACTORS];
         if (s->block_rows) sum_errors(s, groups + i, &stored, 1, &stored_sq);
         if (s->block_rows && tried == 1 && trials->factor == 1) tried_sq[0] = stored_sq;
         else sum_errors(s, groups + i, trials, tried, tried_sq);
@@ -476,11 +476,11 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
         if (fabsf(fabsf(groups[i].unit) - groups[i].needed * fabsf(groups[i].unit)) <= groups[i].near)
             for (int k = 0; k < 2; k++) good_sq[k] = fmax(good_sq[k], k && !are_powers ? 0 : stored_sq);
         double good = fmax(good_sq[0], good_sq[1]);
-        if (s->never_clips && !are_powers && groups[i].needed > s->most) return 0;
+        if (s->never_clips && !are_powers && groups[i].needed > s->max_ratio) return 0;
         if (!(stored_sq <= s->limits->far * good)) { /* a search may have preferred the stored scale, or the good one is a fluke */
             double worst = is_float ? groups[i].x_sq * share : sum_worst_errors(s, groups + i, trials[tried - 1].factor);
             double lost_db = 10 * log10(stored_sq / (good < s->lucky * worst ? worst : good));
-            int fits = groups[i].needed > s->limits->fits && groups[i].needed < s->most && (lost_db < s->limits->clipped_db || groups[i].needed <= 1);
+            int fits = groups[i].needed > s->limits->fits && groups[i].needed < s->max_ratio && (lost_db < s->limits->clipped_db || groups[i].needed <= 1);
             if (!(lost_db <= s->limits->group_db || fits)) return 0;
         }
         s->stored_sq += stored_sq;
@@ -498,8 +498,8 @@ static int add_losses(Sample *s, Group *groups, int64_t n) {
 
 /* Adds rows of (at most) a group's columns to their group, whose good scale is a multiple of its unit. */
 static void join_rows(Group *g, const Range *rows, int64_t n, const Sample *s) {
-    const float largest = largest_of(rows->high), least = -largest_of(rows->low);
-    const float high = (g->unit > 0 ? largest : least) / g->unit, low = (g->unit > 0 ? least : largest) / g->unit;
+    const float largest = largest_of(rows->high), smallest = -largest_of(rows->low);
+    const float high = (g->unit > 0 ? largest : smallest) / g->unit, low = (g->unit > 0 ? smallest : largest) / g->unit;
     g->n += n;
     g->x_sq += sum_of(rows->x_sq);
     if (s->kind == SHIFTED) { /* a group of one row, whose zero point decides which scale it needs */
@@ -526,7 +526,7 @@ static void describe_scales(Sample *s, const Rows *rows) {
 /* Puts the products of a row in the order of the weight's columns. */
 static void put_back(const Sample *s, const Rows *rows, float *products) {
     float *room = s->ordered + 2 * rows->cols;
-    for (int k = 0; k < N_PRODUCTS; k++, products += s->most_cols) {
+    for (int k = 0; k < N_PRODUCTS; k++, products += s->max_cols) {
         memcpy(room, products, (size_t)rows->cols * sizeof *room);
         for (int64_t i = 0; i < rows->cols; i++) products[rows->order[i]] = room[i];
     }
@@ -583,10 +583,10 @@ enum { HALF_A_STEP, AS_NEAR, BY_REGIONS }; /* what is required of errors: so muc
 static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int required) {
     const int64_t every = required == HALF_A_STEP ? s->every : s->every_closely;
     const int64_t used = rows->cols / s->cols * s->cols; /* columns of whole groups */
-    const float most = (float)(s->limits->half_step / (1 << s->mantissa));
-    float *products = required == BY_REGIONS ? (float *)(s->columns + N_PRODUCTS * s->most_cols) : 0;
-    double *room = s->columns + (N_PRODUCTS + 2) * s->most_cols; /* 2: products are floats */
-    Regions tiles = place_regions(s, room, 0, s->most_cols - MOST_ROWS), of_rows = place_regions(s, room, tiles.most, MOST_ROWS);
+    const float max_far = (float)(s->limits->half_step / (1 << s->mantissa));
+    float *products = required == BY_REGIONS ? (float *)(s->columns + N_PRODUCTS * s->max_cols) : 0;
+    double *room = s->columns + (N_PRODUCTS + 2) * s->max_cols; /* 2: products are floats */
+    Regions tiles = place_regions(s, room, 0, s->max_cols - MAX_ROWS), of_rows = place_regions(s, room, tiles.max_n, MAX_ROWS);
     int64_t n_rows = 0;
     Errors all_rows = {{0}, {0}, {0}, {0}};
     Nearest all_near = {0};
@@ -620,7 +620,7 @@ static int scan_rows(Sample *s, const Rows *rows, Group *groups, int64_t *n, int
             groups[*n - 1].e_sq += required == HALF_A_STEP ? sum_of(own.e_sq) : nearest_codes.best_sq;
         }
         for (int i = 0; i < LANES; i++)
-            if (!(all_rows.far[i] <= most)) return 0;
+            if (!(all_rows.far[i] <= max_far)) return 0;
         if (products && rows->order) put_back(s, rows, products);
         if (products && !add_row(s, &of_rows, &tiles, products, rows->cols)) return 0;
         n_rows++;
@@ -640,8 +640,8 @@ static int scan_codes(Sample *s, const Rows *rows, Group *groups, int64_t *n) {
     if (!s->every_closely) return 0;
     if (scan_rows(s, rows, groups, n, AS_NEAR)) return NEAREST;
     if (rows->cols % LANES || s->cols % LANES || s->transposed) return 0;
-    if (s->most_cols < rows->cols || s->most_cols < MOST_ROWS) return 0;
-    for (int k = 0; k < N_PRODUCTS; k++) memset(s->columns + k * s->most_cols, 0, (size_t)rows->cols * sizeof *s->columns);
+    if (s->max_cols < rows->cols || s->max_cols < MAX_ROWS) return 0;
+    for (int k = 0; k < N_PRODUCTS; k++) memset(s->columns + k * s->max_cols, 0, (size_t)rows->cols * sizeof *s->columns);
     return scan_rows(s, rows, groups, n, BY_REGIONS) ? NEAREST : 0;
 }
 

@@ -30,7 +30,7 @@
 #endif
 
 typedef struct { /* WIDTH parts; each vector holds one element of each */
-    floats x[MOST_SEARCHED], w[MOST_SEARCHED], products[MOST_SEARCHED], codes[MOST_SEARCHED];
+    floats x[MAX_PART_ELEMENTS], w[MAX_PART_ELEMENTS], products[MAX_PART_ELEMENTS], codes[MAX_PART_ELEMENTS];
 } Parts;
 
 static const floats NONE;
@@ -98,10 +98,10 @@ void quanterr_find_mean_squares(const float *x, int64_t n, int32_t k, float *fou
     }
 }
 
-INLINE void add_costs(const Parts *parts, int k, const floats *scale, const floats *least, int absolute, floats *to) {
+INLINE void add_costs(const Parts *parts, int k, const floats *scale, const floats *minimum, int absolute, floats *to) {
     EACH to[v] = NONE;
     for (int i = 0; i < k; i++) EACH {
-        floats error = parts[v].codes[i] * scale[v] + least[v] - parts[v].x[i];
+        floats error = parts[v].codes[i] * scale[v] + minimum[v] - parts[v].x[i];
         to[v] += (absolute ? magnitude(error) : error * error) * parts[v].w[i];
     }
 }
@@ -113,33 +113,33 @@ void quanterr_search_minimum(const float *x, const float *w, const float *floors
     floats one = NONE + 1;
     for (int64_t first = 0; first < n; first += TOGETHER * WIDTH) {
         load_all(x, w, 1, floors, first, n, k, parts);
-        floats most[TOGETHER], sum_w[TOGETHER], sum_x[TOGETHER], scale[TOGETHER], least[TOGETHER], cost[TOGETHER];
-        floats best[TOGETHER], best_scale[TOGETHER], best_least[TOGETHER], chosen_least[TOGETHER], chosen[TOGETHER];
+        floats largest[TOGETHER], sum_w[TOGETHER], sum_x[TOGETHER], scale[TOGETHER], minimum[TOGETHER], cost[TOGETHER];
+        floats best[TOGETHER], best_scale[TOGETHER], best_minimum[TOGETHER], chosen_minimum[TOGETHER], chosen[TOGETHER];
         ints flat[TOGETHER];
         EACH {
             Parts *own = parts + v;
-            most[v] = least[v] = own->x[0];
+            largest[v] = minimum[v] = own->x[0];
             sum_w[v] = sum_x[v] = NONE;
             for (int i = 0; i < k; i++) {
-                least[v] = choose(own->x[i] < least[v], own->x[i], least[v]);
-                most[v] = choose(own->x[i] > most[v], own->x[i], most[v]);
+                minimum[v] = choose(own->x[i] < minimum[v], own->x[i], minimum[v]);
+                largest[v] = choose(own->x[i] > largest[v], own->x[i], largest[v]);
                 sum_w[v] += own->w[i];
                 sum_x[v] += own->products[i];
             }
-            best_least[v] = chosen_least[v] = least[v] = choose(least[v] > 0, NONE, least[v]);
-            flat[v] = most[v] - least[v] <= 0;
-            floats spread = choose(flat[v], one, most[v] - least[v]);
+            best_minimum[v] = chosen_minimum[v] = minimum[v] = choose(minimum[v] > 0, NONE, minimum[v]);
+            flat[v] = largest[v] - minimum[v] <= 0;
+            floats spread = choose(flat[v], one, largest[v] - minimum[v]);
             best_scale[v] = scale[v] = spread / high;
             chosen[v] = one / spread * high;
-            for (int i = 0; i < k; i++) own->codes[i] = round_clamped((own->x[i] - least[v]) * chosen[v], low, high);
+            for (int i = 0; i < k; i++) own->codes[i] = round_clamped((own->x[i] - minimum[v]) * chosen[v], low, high);
         }
-        add_costs(parts, k, scale, least, absolute, best);
+        add_costs(parts, k, scale, minimum, absolute, best);
         for (int t = 0; t < n_numerators; t++) {
             floats tried[TOGETHER], inverse[TOGETHER], sum_xl[TOGETHER], sum_l[TOGETHER], sum_l2[TOGETHER];
             ints better[TOGETHER];
             EACH {
-                tried[v] = best_least[v];
-                inverse[v] = one / choose(flat[v], one, most[v] - tried[v]) * numerators[t];
+                tried[v] = best_minimum[v];
+                inverse[v] = one / choose(flat[v], one, largest[v] - tried[v]) * numerators[t];
                 sum_xl[v] = sum_l[v] = sum_l2[v] = NONE;
             }
             for (int i = 0; i < k; i++) EACH {
@@ -153,29 +153,29 @@ void quanterr_search_minimum(const float *x, const float *w, const float *floors
             EACH {
                 floats determinant = sum_w[v] * sum_l2[v] - sum_l[v] * sum_l[v];
                 scale[v] = (sum_w[v] * sum_xl[v] - sum_x[v] * sum_l[v]) / determinant;
-                least[v] = (sum_l2[v] * sum_x[v] - sum_l[v] * sum_xl[v]) / determinant;
-                scale[v] = choose(least[v] > 0, sum_xl[v] / sum_l2[v], scale[v]);
-                least[v] = choose(least[v] > 0, NONE, least[v]);
+                minimum[v] = (sum_l2[v] * sum_x[v] - sum_l[v] * sum_xl[v]) / determinant;
+                scale[v] = choose(minimum[v] > 0, sum_xl[v] / sum_l2[v], scale[v]);
+                minimum[v] = choose(minimum[v] > 0, NONE, minimum[v]);
                 better[v] = determinant > 0;
             }
-            add_costs(parts, k, scale, least, absolute, cost);
+            add_costs(parts, k, scale, minimum, absolute, cost);
             EACH {
                 better[v] &= cost[v] < best[v];
                 best[v] = choose(better[v], cost[v], best[v]);
                 best_scale[v] = choose(better[v], scale[v], best_scale[v]);
-                best_least[v] = choose(better[v], least[v], best_least[v]);
-                chosen_least[v] = choose(better[v], tried[v], chosen_least[v]);
+                best_minimum[v] = choose(better[v], minimum[v], best_minimum[v]);
+                chosen_minimum[v] = choose(better[v], tried[v], chosen_minimum[v]);
                 chosen[v] = choose(better[v], inverse[v], chosen[v]);
             }
         }
         EACH {
             Parts *own = parts + v;
             best_scale[v] = choose(flat[v], NONE, best_scale[v]);
-            best_least[v] = -best_least[v];
+            best_minimum[v] = -best_minimum[v];
             store_parts(best_scale + v, first + v * WIDTH, n, 1, scales);
-            store_parts(best_least + v, first + v * WIDTH, n, 1, minima);
+            store_parts(best_minimum + v, first + v * WIDTH, n, 1, minima);
             if (!codes) continue;
-            for (int i = 0; i < k; i++) own->codes[i] = round_clamped((own->x[i] - chosen_least[v]) * chosen[v], low, high);
+            for (int i = 0; i < k; i++) own->codes[i] = round_clamped((own->x[i] - chosen_minimum[v]) * chosen[v], low, high);
             store_parts(own->codes, first + v * WIDTH, n, k, codes);
         }
     }
@@ -196,7 +196,7 @@ void quanterr_search_symmetric(const float *x, const float *w, int64_t n, int32_
         ints zero[TOGETHER];
         EACH {
             floats largest = find_largest(parts[v].x, k), one = NONE + 1;
-            zero[v] = magnitude(largest) < LEAST;
+            zero[v] = magnitude(largest) < MIN_MAGNITUDE;
             reciprocal[v] = one / choose(zero[v], one, largest);
             best[v] = best_scale[v] = best_inverse[v] = NONE;
         }
@@ -248,7 +248,7 @@ void quanterr_refine(const float *x, const float *w, int64_t n, int32_t k, float
             if (codes) load_parts(codes, first + v * WIDTH, n, k, own->codes);
             else {
                 floats largest = find_largest(own->x, k);
-                zero[v] = magnitude(largest) < LEAST;
+                zero[v] = magnitude(largest) < MIN_MAGNITUDE;
                 floats inverse = one / choose(zero[v], one, largest) * low;
                 for (int i = 0; i < k; i++) own->codes[i] = round_clamped(own->x[i] * inverse, low, high);
             }

@@ -14,7 +14,7 @@
 #else
 #define WIDTH 4
 #endif
-#define LEAST 1e-15f /* scales of ggml's types that are smaller are zero, and so are parts */
+#define MIN_MAGNITUDE 1e-15f /* scales of ggml's types that are smaller are zero, and so are parts */
 #define MAGNITUDE 0x7FFFFFFF
 #define ROUNDER 12582912 /* 1.5 · 2^23: adding and subtracting it rounds small numbers to integers, ties to even */
 

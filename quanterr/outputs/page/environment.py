@@ -108,7 +108,7 @@ def fact(text: str) -> str:
 class Folded(NamedTuple):
     """A table as a page shows it: headings, each with whether its column has numbers, shown rows and folded rows."""
 
-    kind: str
+    style: str
     heads: list[tuple[str, bool]]
     shown: list[list[str]]
     folded: list[list[str]]

@@ -24,7 +24,7 @@ from quanterr.planning.exports import (
 from quanterr.planning.exports.base import STACK
 from quanterr.recipes.matrices import is_stack
 from quanterr.recipes.names import list_recipes
-from quanterr.util.text import display, listed
+from quanterr.util.text import display, itemize
 
 CONSUMERS = {
     "llama-quantize": llama_quantize.CONSUMER,
@@ -51,7 +51,7 @@ def export_plan(plan: Plan, consumer: str) -> str:
         modules[_find_base_recipe(layer)].append(layer.layer_name.removesuffix(".weight"))
     if refused := _list_unwritable_recipes(plan, consumer):
         raise UsageError(
-            f"--export {consumer}: {consumer} does not write {listed(refused, 5)}; plan with recipes that it writes, "
+            f"--export {consumer}: {consumer} does not write {itemize(refused, 5)}; plan with recipes that it writes, "
             f"such as --to {','.join(list_writable(consumer))}"
         )
     if not CONSUMERS[consumer].takes_stacks and (stack := _find_quantized_stack(plan)) is not None:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from quanterr.documents.plan.model import ORIGINAL, Plan
 from quanterr.errors import UsageError
 from quanterr.planning.exports.base import Consumer, format_json, list_kept_modules
-from quanterr.util.text import listed
+from quanterr.util.text import itemize
 
 
 def _export(plan: Plan, modules: Mapping[str, Sequence[str]]) -> str:
     quantized = [recipe for recipe in modules if recipe != ORIGINAL]
     if len(quantized) > 1:
         raise UsageError(
-            f"--export bitsandbytes: bitsandbytes writes one format, but the plan has {listed(quantized, 5)}"
+            f"--export bitsandbytes: bitsandbytes writes one format, but the plan has {itemize(quantized, 5)}"
         )
     quant_type, _, double = (quantized or ["nf4"])[0].partition(":")
     fields = {

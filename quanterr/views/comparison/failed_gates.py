@@ -44,7 +44,7 @@ def _describe_worst(report: Report, gate: Gate) -> str:
 def _format_value(report: Report, gate: Gate, worst: Violation) -> str:
     """Return the value that is beyond the limit; of a change, the values before and after it."""
     assert worst.observed is not None  # noqa: S101 - the caller describes others by their reason
-    layer = next((one for one in report.layers if one.layer_name == worst.layer), None)
+    layer = next((layer for layer in report.layers if layer.layer_name == worst.layer), None)
     if DELTA_OF_SNR.match(gate.require) and layer is not None and layer.snr_db is not None:
         return f"{format_db(layer.snr_db - worst.observed)} -> {format_db(layer.snr_db, ' dB')}"
     return format_decisive(worst.observed, gate.limit)

@@ -31,7 +31,7 @@ SPLITS = {
     ),
     "worst_element": Split(
         ("worst_element", "worst_element_x", "worst_element_y"),
-        lambda one: (" ".join(map(str, one.index)), one.x, one.y),
+        lambda element: (" ".join(map(str, element.index)), element.x, element.y),
     ),
 }
 PATHS = {  # field → column → path of its value, where these names differ
@@ -49,8 +49,8 @@ def rows(report: Report) -> Iterator[JsonObject]:
     """Yield CSV rows: the reasons of the verdict, then each tensor, compared or not."""
     yield {"list": "report", "reason": "; ".join(report.reasons)}
     codes: dict[str | None, list[str]] = defaultdict(list)
-    for found in report.findings:
-        codes[found.layer].append(found.code)
+    for finding in report.findings:
+        codes[finding.layer].append(finding.code)
     for key in LISTS:
         for entry in getattr(report, key):
             yield {"list": key, "findings": codes.get(entry.layer_name), **values(entry)}
@@ -59,26 +59,26 @@ def rows(report: Report) -> Iterator[JsonObject]:
 def values(entry: object) -> JsonObject:
     """Return the values of one tensor by column."""
     columns, get, splits = _find_columns(cast(Hashable, type(entry)))
-    found = dict(zip(columns, get(entry), strict=True))
+    row = dict(zip(columns, get(entry), strict=True))
     for split in splits:
-        if whole := found[split.columns[0]]:
-            found |= zip(split.columns, split.of(whole), strict=True)
+        if whole := row[split.columns[0]]:
+            row |= zip(split.columns, split.of(whole), strict=True)
         else:
             for column in split.columns:
-                del found[column]
+                del row[column]
     for name, word in getattr(entry, "nonfinite", {}).items():
-        if name in found and found[name] is None:  # metrics that are written as null
-            found[name] = NONFINITE.get(word)
-    return found
+        if name in row and row[name] is None:  # metrics that are written as null
+            row[name] = NONFINITE.get(word)
+    return row
 
 
 @cache
-def _find_columns(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Split]]:
+def _find_columns(entry_type: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]], list[Split]]:
     """Return the columns of a kind of tensor, a getter of their values, and the splits among them.
 
     The getter returns the whole field for each column of a split.
     """
-    names = kind.__struct_fields__
+    names = entry_type.__struct_fields__
     paths: dict[str, str] = {}
     for name in names:
         if name not in ("display_name", "nonfinite", "bytes"):
@@ -93,8 +93,10 @@ def suites(report: Report) -> list[Suite]:
 
 
 def _cases(report: Report) -> Iterator[Case]:
-    own = list_other_reasons(report)
-    reasons = "\n".join(map(sentence, own or (report.reasons[:1] if report.verdict == "inconclusive" else [])))
+    other_reasons = list_other_reasons(report)
+    reasons = "\n".join(
+        map(sentence, other_reasons or (report.reasons[:1] if report.verdict == "inconclusive" else []))
+    )
     problem, message = "", ""
     if report.verdict == "inconclusive":
         problem, message = "error", f"inconclusive: {reasons.partition(chr(10))[0]}"
@@ -108,17 +110,17 @@ def _cases(report: Report) -> Iterator[Case]:
         name = display(item.layer_name)
         yield Case(f"comparison.{item.side}", name, "error", message, sentence(item.reason))
     yield from _count_more(len(report.not_compared), "tensor was not compared", "tensors were not compared")
-    errors = [found for found in report.findings if found.severity == "error"]
-    for found in errors[:MAX_CASES]:
-        name, remedy = display(found.layer or "whole model"), sentence(found.remedy) if found.remedy else ""
-        yield Case(f"comparison.{display(found.code)}", name, "error", sentence(found.message), remedy)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    for finding in errors[:MAX_CASES]:
+        name, remedy = display(finding.layer or "whole model"), sentence(finding.remedy) if finding.remedy else ""
+        yield Case(f"comparison.{display(finding.code)}", name, "error", sentence(finding.message), remedy)
     yield from _count_more(len(errors), "error", "errors")
 
 
-def _count_more(n: int, one: str, many: str) -> Iterator[Case]:
+def _count_more(n: int, singular: str, plural: str) -> Iterator[Case]:
     """Yield a case that counts the cases left out."""
     if n > MAX_CASES:
-        name = f"and {count(n - MAX_CASES, 'more ' + one, 'more ' + many)}"
+        name = f"and {count(n - MAX_CASES, 'more ' + singular, 'more ' + plural)}"
         yield Case("comparison", name, "error", "too many to list; the JSON report has them all")
 
 

@@ -43,7 +43,7 @@ def describe_comparison(report: Report) -> str:
 def describe_coverage(report: Report) -> str:
     """Return in one line how much of the original was compared, and what happened to the rest."""
     coverage = report.coverage.original
-    n = {bucket: found.tensors for bucket, found in coverage.items()}
+    n = {bucket: amount.tensors for bucket, amount in coverage.items()}
     compared = sum(n.get(bucket, 0) for bucket in COVERED)
     weights = sum(n.values()) - n.get("filtered_out", 0) - n.get("consumed", 0)
     fraction = report.coverage.original_compared_fraction
@@ -77,7 +77,7 @@ def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -
         place = place_of(layer.layer_name) if layer.role == "experts" else None
         keys[layer.layer_name] = (place, layer.format) if place and "*" in place.module else None
     n_experts = Counter(keys.values())
-    found: list[WorstLayerRow] = []
+    rows: list[WorstLayerRow] = []
     seen = set()
     for layer in sort_layers(layers, sort_by):
         key = keys[layer.layer_name]
@@ -90,10 +90,10 @@ def pick_worst_layers(layers: Sequence[Layer], top: int, sort_by: str = "snr") -
         elif key and n_experts[key] > 1:
             seen.add(key)
             stands_for = f"{n_experts[key]} experts, the worst"
-        found.append(WorstLayerRow(layer, stands_for))
-        if len(found) == top:
+        rows.append(WorstLayerRow(layer, stands_for))
+        if len(rows) == top:
             break
-    return found
+    return rows
 
 
 def sort_layers(layers: Sequence[Layer], sort_by: str = "snr") -> list[Layer]:

@@ -62,24 +62,24 @@ MAX_KEPT = 1000  # proposed layers; whoever keeps more needs another format
 def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObject:
     """Return the data of a report's page; ``evaluated`` adds the measured error of each weight."""
     tensors = list(_iterate_tensors(report))
-    names = [one.layer_name for _, one in tensors]
+    names = [tensor.layer_name for _, tensor in tensors]
     weights = {weight.layer_name: weight for weight in evaluated.weights} if evaluated else {}
     every = (*weights.values(), *report.layers)
-    shown = [key for key in EVALUATED if any(getattr(one, key, None) is not None for one in every)]
+    shown = [key for key in EVALUATED if any(getattr(entry, key, None) is not None for entry in every)]
     proposed, total = propose_kept(report)
     rows = {name: row for row, name in reversed(list(enumerate(names)))}
-    columns = {one.name: MapMetric.of(one) for one in list_columns(Layer)}
+    columns = {declared.name: MapMetric.of(declared) for declared in list_columns(Layer)}
     metrics = columns | {"error_share": SHARE, "bytes": SIZE} | {key: EVALUATED[key] for key in shown}
-    measured = [weights.get(one.layer_name, one) for _, one in tensors]
+    measured = [weights.get(tensor.layer_name, tensor) for _, tensor in tensors]
     numbers = _list_numbers(tensors, total, columns) | {key: _round_column(measured, key) for key in shown}
     return {
         **pack_columns(names, [status for status, _ in tensors], _list_words(tensors), numbers),
         "metrics": {key: metric._asdict() for key, metric in metrics.items()},
         "titles": WORDS,
         "evaluated": shown,
-        "described": [_describe(name, one) for name, one in LAYER_METRICS.items() if "." not in name],
+        "described": [_describe(name, declared) for name, declared in LAYER_METRICS.items() if "." not in name],
         "usual": {display(name): note.usual_snr_db for name, note in report.formats.items() if note.usual_snr_db},
-        "findings": [_finding(found, rows) for found in pick_findings(report)],
+        "findings": [_finding(finding, rows) for finding in pick_findings(report)],
         "found": _rows_by_finding(report.findings, rows),
         "details": _details(report, rows),
         "keep": _keep(report, rows, proposed, total),
@@ -88,11 +88,12 @@ def page_data(report: Report, evaluated: "Evaluated | None" = None) -> JsonObjec
 
 def _list_words(tensors: Sequence[tuple[int, Any]]) -> dict[str, list[str | None]]:
     return {
-        "role": [display(getattr(one, "role", None) or role_of(one.layer_name)) for _, one in tensors],
-        "format": [display(one.format) if hasattr(one, "format") else None for _, one in tensors],
-        "shape": [_format_shape(getattr(one, "tensor_shape", None)) for _, one in tensors],
+        "role": [display(getattr(tensor, "role", None) or role_of(tensor.layer_name)) for _, tensor in tensors],
+        "format": [display(tensor.format) if hasattr(tensor, "format") else None for _, tensor in tensors],
+        "shape": [_format_shape(getattr(tensor, "tensor_shape", None)) for _, tensor in tensors],
         "reason": [
-            sentence(f"{one.side}: {one.reason}") if status == NOT_COMPARED else None for status, one in tensors
+            sentence(f"{tensor.side}: {tensor.reason}") if status == NOT_COMPARED else None
+            for status, tensor in tensors
         ],
     }
 
@@ -102,19 +103,21 @@ def _describe(name: str, declared: Score) -> JsonObject:
 
 
 def _list_numbers(tensors: Sequence[tuple[int, Any]], total: float, columns: Iterable[str]) -> JsonObject:
-    errors = [one.squared_error if status == DIFFERS else None for status, one in tensors]
-    entries = [one for _, one in tensors]
+    errors = [tensor.squared_error if status == DIFFERS else None for status, tensor in tensors]
+    entries = [tensor for _, tensor in tensors]
     return {
         "error_share": [
             round_digits(error / total, SHARE_DIGITS) if error is not None and total else None for error in errors
         ],
-        "bytes": [one.bytes if status == NOT_COMPARED else find_sizes(one).quantized for status, one in tensors],
+        "bytes": [
+            tensor.bytes if status == NOT_COMPARED else find_sizes(tensor).quantized for status, tensor in tensors
+        ],
         **{key: _round_column(entries, key) for key in columns},
     }
 
 
 def _round_column(entries: Sequence[object], key: str) -> list[float | None]:
-    values = (getattr(one, key, None) for one in entries)
+    values = (getattr(entry, key, None) for entry in entries)
     if key.endswith("snr_db"):
         return [None if value is None else round(value, DB_PLACES) for value in values]
     return [round_digits(value, DIGITS) for value in values]
@@ -147,42 +150,42 @@ def _keep(report: Report, rows: Mapping[str, int], proposed: Sequence[KeptLayer]
 
 def _iterate_tensors(report: Report) -> Iterator[tuple[int, Any]]:
     """Yield every tensor with a row in the table, and its status."""
-    for status, found in (
+    for status, entries in (
         (DIFFERS, report.layers),
         (CHANGED, report.other_changes),
         (IDENTICAL, report.lossless),
         (NOT_COMPARED, report.not_compared),
     ):
-        for entry in found:
+        for entry in entries:
             yield status, entry
 
 
 def pick_findings(report: Report) -> list[Finding]:
     """Return the findings that fit into a page, the most severe first."""
-    return sorted(report.findings, key=lambda found: found.rank)[:MAX_FINDINGS]
+    return sorted(report.findings, key=lambda finding: finding.rank)[:MAX_FINDINGS]
 
 
-def _finding(found: Finding, rows: Mapping[str, int]) -> JsonObject:
+def _finding(finding: Finding, rows: Mapping[str, int]) -> JsonObject:
     return {
-        "severity": found.severity,
-        "message": sentence(found.message),
-        "remedy": sentence(found.remedy) if found.remedy else None,
-        "row": rows.get(found.layer, -1) if found.layer is not None else -1,
+        "severity": finding.severity,
+        "message": sentence(finding.message),
+        "remedy": sentence(finding.remedy) if finding.remedy else None,
+        "row": rows.get(finding.layer, -1) if finding.layer is not None else -1,
     }
 
 
 def _rows_by_finding(findings: Sequence[Finding], rows: Mapping[str, int]) -> dict[str, list[int]]:
     """Return the row indices of layers by finding code."""
-    found: dict[str, set[int]] = defaultdict(set)
+    rows_by_code: dict[str, set[int]] = defaultdict(set)
     for finding in findings:
         if finding.layer is not None and finding.layer in rows:
-            found[finding.code].add(rows[finding.layer])
-    return {display(code): sorted(its) for code, its in sorted(found.items())}
+            rows_by_code[finding.code].add(rows[finding.layer])
+    return {display(code): sorted(its) for code, its in sorted(rows_by_code.items())}
 
 
 def _details(report: Report, rows: Mapping[str, int]) -> JsonObject:
     """Return every field of the worst layers and of layers with a finding."""
-    named = {found.layer for found in pick_findings(report)}
+    named = {finding.layer for finding in pick_findings(report)}
     measured = report.layers + report.other_changes
     worst = sort_layers(report.layers)[:MAX_DETAILED] + sort_layers(report.other_changes)[: MAX_DETAILED // 10]
     kept = {layer.layer_name: layer for layer in worst}

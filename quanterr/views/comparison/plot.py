@@ -29,8 +29,8 @@ def plot(report: Report) -> "Figure":
 
 def _draw_map(report: Report, figure: "Figure", axes: "Axes") -> None:
     """Draw the worst weight of each module in each block; layers outside of blocks are left out."""
-    found = [(place_of(layer.layer_name), layer.snr_db) for layer in report.layers]
-    placed = [(place, level) for place, level in found if place and level is not None]
+    places = [(place_of(layer.layer_name), layer.snr_db) for layer in report.layers]
+    placed = [(place, level) for place, level in places if place and level is not None]
     several = len({place.stack for place, _ in placed}) > 1
     worst: dict[tuple[str, int], float] = {}
     for place, level in placed:

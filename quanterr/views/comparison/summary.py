@@ -22,7 +22,7 @@ EXCESS = 0.5  # loss in dB from which the summary mentions that codes are not th
 
 def summarize(report: Report, sort_by: str = "snr") -> list[str]:
     """Return the sentences that a reader should know after the verdict, the most important first."""
-    idle = [one.message.partition(";")[0] for one in report.findings if one.code == "nothing_excluded"]
+    idle = [finding.message.partition(";")[0] for finding in report.findings if finding.code == "nothing_excluded"]
     about = [describe_coverage(report), *idle, *describe_origin(report), *_judge(report)]
     about += [*_describe_usual(report), *_describe_weighted(report)]
     return [*about, *_list_worst(report, sort_by)]
@@ -67,9 +67,9 @@ def list_told(report: Report, sort_by: str = "snr") -> list[Finding]:
 def _find_causes(report: Report) -> dict[str, Finding]:
     """Return the most severe finding about each layer by its name."""
     causes: dict[str, Finding] = {}
-    for one in sorted(report.findings, key=lambda one: one.rank):
-        if one.layer is not None:
-            causes.setdefault(one.layer, one)
+    for finding in sorted(report.findings, key=lambda finding: finding.rank):
+        if finding.layer is not None:
+            causes.setdefault(finding.layer, finding)
     return causes
 
 
@@ -80,20 +80,22 @@ def is_faultless(report: Report) -> bool:
 
 def _is_sound(report: Report) -> bool:
     """Return True if a complete report passes, without a warning or a format that has more error than usual."""
-    for name, found in report.groups.get("format", {}).items():
+    for name, group in report.groups.get("format", {}).items():
         usual = report.formats[name].usual_snr_db if name in report.formats else None
-        if usual and found.overall_snr_db is not None and found.overall_snr_db < usual[0]:
+        if usual and group.overall_snr_db is not None and group.overall_snr_db < usual[0]:
             return False
-        if (found.excess_db or 0) >= EXCESS:
+        if (group.excess_db or 0) >= EXCESS:
             return False
     sound = report.verdict == "pass" and report.complete and bool(report.layers)
-    return sound and all(one.severity == "info" for one in report.findings)
+    return sound and all(finding.severity == "info" for finding in report.findings)
 
 
 def _describe_allowed(report: Report) -> Iterator[str]:
     """Yield what the same scales would allow, if the codes are far worse and no method that compensates explains it."""
     excess, allowed = report.aggregate.excess_db, report.aggregate.attainable_snr_db
-    is_wrong = any(one.severity != "info" and one.code in ("excess_error", "scale_factor") for one in report.findings)
+    is_wrong = any(
+        finding.severity != "info" and finding.code in ("excess_error", "scale_factor") for finding in report.findings
+    )
     if is_wrong and excess is not None and allowed is not None and excess >= WORTH:
         yield f"With the same scales, the nearest codes would have {format_db(allowed, ' dB')}: {excess:.2f} dB more"
 
@@ -103,17 +105,17 @@ def _describe_usual(report: Report) -> Iterator[str]:
     groups = report.groups.get("format", {})
     largest = sorted(groups, key=lambda name: -groups[name].total_elements)[:FORMATS]
     for name in largest:
-        found, note = groups[name], report.formats.get(name)
+        group, note = groups[name], report.formats.get(name)
         usual = ""
         if note and note.usual_snr_db:
             low, high = note.usual_snr_db
-            is_low = found.overall_snr_db is not None and found.overall_snr_db < low
+            is_low = group.overall_snr_db is not None and group.overall_snr_db < low
             usual = f", {'below the usual' if is_low else 'usual'} {low} to {high} dB"
         excess = ""
         is_told = bool(list(_describe_allowed(report))) and len(groups) == 1
-        if found.attainable_snr_db is not None and (found.excess_db or 0) >= EXCESS and not is_told:
-            excess = f"; its scales allow {format_db(found.attainable_snr_db, ' dB')}"
-        yield f"{display(name)}: {format_db(found.overall_snr_db, ' dB')}{usual}{excess}"
+        if group.attainable_snr_db is not None and (group.excess_db or 0) >= EXCESS and not is_told:
+            excess = f"; its scales allow {format_db(group.attainable_snr_db, ' dB')}"
+        yield f"{display(name)}: {format_db(group.overall_snr_db, ' dB')}{usual}{excess}"
 
 
 def _describe_weighted(report: Report) -> Iterator[str]:
@@ -121,15 +123,15 @@ def _describe_weighted(report: Report) -> Iterator[str]:
     weighted = [layer for layer in report.layers if layer.weighted_snr_db is not None]
     if weighted and report.aggregate.weighted_snr_db is not None:
         worst = min(weighted, key=lambda layer: layer.weighted_snr_db or 0.0)
-        level, least = (format_db(one.weighted_snr_db, " dB") for one in (report.aggregate, worst))
-        yield f"weighted by importance: {level}; worst {least}  {display(worst.layer_name)}"
+        level, lowest = (format_db(part.weighted_snr_db, " dB") for part in (report.aggregate, worst))
+        yield f"weighted by importance: {level}; worst {lowest}  {display(worst.layer_name)}"
     for metric in PREDICTED:
         declared, total = collect_scores(Layer)[metric], getattr(report.aggregate, metric)
         if total is not None:
-            most = max(report.layers, key=lambda layer: getattr(layer, metric) or 0.0)
-            share = format_percent((getattr(most, metric) or 0.0) / total) if total else "none"
+            costliest = max(report.layers, key=lambda layer: getattr(layer, metric) or 0.0)
+            share = format_percent((getattr(costliest, metric) or 0.0) / total) if total else "none"
             value = format_in_units(declared, total, digits=4)
-            yield f"{declared.title}: {value}; {share} of it from {display(most.layer_name)}"
+            yield f"{declared.title}: {value}; {share} of it from {display(costliest.layer_name)}"
 
 
 def _list_worst(report: Report, sort_by: str) -> Iterator[str]:

@@ -52,7 +52,7 @@ from quanterr.outputs.sections import (
     Whole,
     fill,
 )
-from quanterr.util.text import count, display, listed, size
+from quanterr.util.text import count, display, itemize, size
 from quanterr.views.comparison.failed_gates import describe_failed_gates, list_judged_failures
 from quanterr.views.comparison.layers import (
     BUCKETS,
@@ -98,10 +98,10 @@ COUNTS: Sequence[CellColumn[Aggregate]] = (
 LOST = (Column("in", 2, right=False), Column("why", 0, right=False), Column("in detail", 1, right=False))
 ERROR: CellColumn[WorstLayerRow] = (
     Column("error", 4, right=False, legend=f"bars of errors are full at 0 dB and empty at {BAR_DB} dB"),
-    lambda one: BarCell(1.0 if one.layer.snr_db is None else min(max(1 - one.layer.snr_db / BAR_DB, 0.0), 1.0)),
+    lambda row: BarCell(1.0 if row.layer.snr_db is None else min(max(1 - row.layer.snr_db / BAR_DB, 0.0), 1.0)),
 )
-FORMAT: CellColumn[WorstLayerRow] = (Column("format", 2, right=False), lambda one: Name(one.layer.format))
-STANDS_FOR: CellColumn[WorstLayerRow] = (Column("stands for", 7, right=False), lambda one: one.stands_for or NONE)
+FORMAT: CellColumn[WorstLayerRow] = (Column("format", 2, right=False), lambda row: Name(row.layer.format))
+STANDS_FOR: CellColumn[WorstLayerRow] = (Column("stands for", 7, right=False), lambda row: row.stands_for or NONE)
 
 
 def view(report: Report, top: int, sort_by: str = "snr", evaluation: "Evaluation | None" = None) -> View:
@@ -143,8 +143,8 @@ def find_candidate(report: Report, evaluation: "Evaluation") -> "Evaluated":
     """
     sizes = report.original.bytes, report.quantized.bytes
     alike = [each for each in evaluation.candidates if (evaluation.original_bytes, each.bytes) == sizes]
-    found = alike if len(alike) < 2 else [each for each in alike if each.path == report.quantized.path]
-    if len(found) != 1:
+    candidates = alike if len(alike) < 2 else [each for each in alike if each.path == report.quantized.path]
+    if len(candidates) != 1:
         why = (
             "several candidates have tensors of these sizes, but none has this path"
             if alike
@@ -153,7 +153,7 @@ def find_candidate(report: Report, evaluation: "Evaluation") -> "Evaluated":
         raise UsageError(
             f"--evaluation: not of {display(report.original.path)} and {display(report.quantized.path)}: {why}"
         )
-    return found[0]
+    return candidates[0]
 
 
 def conclusion(report: Report) -> str:
@@ -162,13 +162,15 @@ def conclusion(report: Report) -> str:
         return sentence("; ".join(report.reasons)) if report.gates else describe_comparison(report)
     if report.verdict == "fail" or (not report.complete and list_judged_failures(report)):
         return describe_failed_gates(report)
-    another = [found.message for found in report.findings if found.code == OTHER_ORIGINAL and found.severity == "error"]
+    another = [
+        finding.message for finding in report.findings if finding.code == OTHER_ORIGINAL and finding.severity == "error"
+    ]
     if another:
         return sentence(another[0])
     if report.reasons and not (report.layers or report.lossless or report.other_changes):
         return sentence(report.reasons[0])
     damaged, missing = sorted(_list_damaged(report)), len({row.layer_name for row in report.not_compared})
-    parts = [f"{count(len(damaged), 'layer')} damaged ({listed(damaged, NAMED)})"] if damaged else []
+    parts = [f"{count(len(damaged), 'layer')} damaged ({itemize(damaged, NAMED)})"] if damaged else []
     parts += [f"{missing:,} not compared"] if missing else []
     return ", ".join(parts) or sentence(report.reasons[0] if report.reasons else "no reason given")
 
@@ -178,15 +180,15 @@ def brief(report: Report) -> str:
     is_judged = report.verdict != "pass" or bool(report.gates)
     layers = count(report.aggregate.total_layers, "layer")
     snr = f"{layers}, {format_db(report.aggregate.overall_snr_db, ' dB')}; " if is_judged else f"{layers}; "
-    word, found = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)
+    word, doubts = report.verdict if is_judged else "compared", list_doubts(report.verdict, report.findings)
     reasons = "; ".join(map(sentence, say_once(report.reasons))) if is_judged else describe_comparison(report)
-    return f"quanterr: {format_answer(word, found, (snr if report.layers else '') + reasons)}"
+    return f"quanterr: {format_answer(word, doubts, (snr if report.layers else '') + reasons)}"
 
 
 def _list_damaged(report: Report) -> set[str]:
     """Return the names of layers with a finding that is an error."""
-    errors = [found for found in report.findings if found.severity == "error"]
-    return {name for one in errors for name in (one.layer, *one.evidence.get("layers", ())) if name}
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    return {name for finding in errors for name in (finding.layer, *finding.evidence.get("layers", ())) if name}
 
 
 def _describe_side(side: Side) -> list[str]:
@@ -202,12 +204,12 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
     if evaluation is not None:
         from quanterr.views.evaluation.view import make_scores_table
 
-        found = [(candidate.name, one) for candidate in evaluation.candidates for one in candidate.findings]
-        yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(found)], (PAGE,))
+        findings = [(candidate.name, finding) for candidate in evaluation.candidates for finding in candidate.findings]
+        yield Section("scores", "Scores", [make_scores_table(evaluation), Findings(findings)], (PAGE,))
     yield from make_loading_section(report.loading)
     yield from make_origin_section(report)
     yield Section("gates", "Gates", [Gates([("", gate) for gate in report.gates])], (PAGE,))
-    yield Section("findings", "Findings", [Findings([("", found) for found in _sort_findings(report)])])
+    yield Section("findings", "Findings", [Findings([("", finding) for finding in _sort_findings(report)])])
     if report.verdict == "inconclusive":  # the findings come first, as they are the reasons
         yield KEEP
     yield Section("map", MAP.title, [BlockMap(lambda: map_cells(report))], (TERMINAL,))
@@ -226,13 +228,13 @@ def _sections(report: Report, top: int, sort_by: str, evaluation: "Evaluation | 
 
 def _group_evidence(report: Report) -> list[str]:
     """Return what decided the formats, once for all layers whose names differ in numbers only."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    lines_by_key: dict[tuple[str, str, str], list[str]] = {}
     for layer in report.layers + report.other_changes:
         module = layer.layer_name.removesuffix(".weight")
         for seen in layer.evidence:
-            kind = layer.format, NUMBER.sub("*", module), NUMBER.sub("*", seen.replace(module, "…"))
-            found.setdefault(kind, []).append(f"{layer.display_name}: {layer.format}: {seen}")
-    return [f"{same[0]}{f' (and {len(same) - 1:,} alike)' if same[1:] else ''}" for same in found.values()]
+            key = layer.format, NUMBER.sub("*", module), NUMBER.sub("*", seen.replace(module, "…"))
+            lines_by_key.setdefault(key, []).append(f"{layer.display_name}: {layer.format}: {seen}")
+    return [f"{same[0]}{f' (and {len(same) - 1:,} alike)' if same[1:] else ''}" for same in lines_by_key.values()]
 
 
 def _figures(report: Report) -> FigureGroup:
@@ -241,13 +243,13 @@ def _figures(report: Report) -> FigureGroup:
         return FigureGroup("No layer differs, so there is no error to show.", [])
     worst = min(report.layers, key=lambda layer: -inf if layer.snr_db is None else layer.snr_db)
     known = {name for name in AGGREGATE if getattr(a, name) is not None or name in a.nonfinite}
-    excess, most = _show(a, "excess_db"), format_number(a.absolute_error_percentiles.p99)
+    excess, p99 = _show(a, "excess_db"), format_number(a.absolute_error_percentiles.p99)
     notes = {
         "overall_snr_db": _describe_finite_snr(report),
         "attainable_snr_db": f"{excess} dB excess, {_show(a, 'worst_layer_excess_db')} dB in the worst layer",
         "worst_layer_snr_db": LayerName(worst.layer_name),
         "mean_relative_error": "sum of |e| over sum of |x|",
-        "max_absolute_error": f"99 % below {most}",
+        "max_absolute_error": f"99 % below {p99}",
         "cosine_similarity": "between original and quantized",
     }
     shown = [_figure(a, name, notes.get(name, "")) for name in FIGURES if name in known or name not in IF_KNOWN]
@@ -323,17 +325,17 @@ def _make_coverage(report: Report) -> Iterator[Whole]:
     ):
         note = "" if fraction is None else f"{100 * fraction:.4g} % of the selected bytes compared"
         shares = [
-            Share(name if name in BUCKETS else "error", BUCKETS.get(name, name), found.tensors, found.bytes)
-            for name, found in buckets.items()
+            Share(name if name in BUCKETS else "error", BUCKETS.get(name, name), bucket.tensors, bucket.bytes)
+            for name, bucket in buckets.items()
         ]
         yield Whole(title, note, shares)
 
 
-def _group_table(report: Report, kind: str) -> Table:
-    groups = report.groups.get(kind, {})
+def _group_table(report: Report, grouping: str) -> Table:
+    groups = report.groups.get(grouping, {})
     return Table(
-        f"By {kind}",
-        kind,
+        f"By {grouping}",
+        grouping,
         *fill([*COUNTS, *list_number_columns(Aggregate)], ((Name(name), a) for name, a in groups.items())),
     )
 
@@ -350,9 +352,9 @@ def _worst_layers(report: Report, top: int, sort_by: str) -> Iterator[Table]:
         title = f"The {len(layers)} worst {of}" if len(layers) > 1 else f"The worst {of if damaged else 'layer'}"
     else:
         title = f"All {'other ' if damaged else ''}layers, the worst first"
-    first, *others_shown = list_number_columns(Layer, lambda one: one.layer)
-    columns = [first, ERROR, *others_shown, FORMAT, *([STANDS_FOR] if any(one.stands_for for one in layers) else [])]
-    rows = ((LayerName(one.layer.layer_name), one) for one in layers)
+    first, *others_shown = list_number_columns(Layer, lambda row: row.layer)
+    columns = [first, ERROR, *others_shown, FORMAT, *([STANDS_FOR] if any(row.stands_for for row in layers) else [])]
+    rows = ((LayerName(row.layer.layer_name), row) for row in layers)
     yield Table(f"{title}, by {SORTS[sort_by][1]}", "layer", *fill(columns, rows))
 
 
@@ -363,9 +365,9 @@ def _list_settings(report: Report) -> list[tuple[str, str]]:
         ("Outliers", f"elements with |e| above {format_number(report.settings.outlier_threshold)}"),
     ]
     return facts + [
-        (f"{title} {kind}", text)
+        (f"{title} {topic}", text)
         for title, side in (("Original", report.original), ("Quantized", report.quantized))
-        for kind, text in _list_provenance(side)
+        for topic, text in _list_provenance(side)
     ]
 
 

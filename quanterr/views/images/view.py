@@ -24,7 +24,7 @@ from quanterr.outputs.sections import (
     fill,
 )
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed
+from quanterr.util.text import count, display, itemize
 from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import make_view
 
@@ -121,7 +121,7 @@ def _list_notes(images: Images) -> Iterator[Lines]:
     if len(images.pairs) - images.identical < MIN_PAIRS:
         lines.append(f"no 95 % interval from fewer than {MIN_PAIRS} pairs that differ")
     if images.other_files:
-        lines.append(f"neither PNG, JPEG nor WebP, not read: {listed(images.other_files, 3)}")
+        lines.append(f"neither PNG, JPEG nor WebP, not read: {itemize(images.other_files, 3)}")
     if lines:
         yield Lines(lines)
 

@@ -29,7 +29,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed, size
+from quanterr.util.text import count, display, itemize, size
 from quanterr.views.diff.candidates.items import ItemWords
 from quanterr.views.parts import make_view
 
@@ -83,7 +83,7 @@ def _summarize(plan: Plan) -> Iterator[str]:
     yield _count_recipes(plan)
     kept = _list_kept(plan)
     if kept:
-        yield f"as in the original: {listed([layer.layer_name for layer in kept], MAX_SUMMARIZED)}"
+        yield f"as in the original: {itemize([layer.layer_name for layer in kept], MAX_SUMMARIZED)}"
     total = plan.cost or 1.0
     worst = sorted((layer for layer in plan.layers if layer.cost), key=lambda layer: -layer.cost)[:MAX_SUMMARIZED]
     for layer in worst:
@@ -179,15 +179,15 @@ def _make_kept_table(plan: Plan) -> Table:
     """Return the table of layers that stay as in the original, compared with the plan's most frequent recipe."""
     total, kept = plan.cost or 1.0, _list_kept(plan)
 
-    def added(layer: PlannedLayer) -> str:
+    def format_added(layer: PlannedLayer) -> str:
         return ABSENT if layer.usual_bytes is None else size(layer.bytes - layer.usual_bytes)
 
-    def avoided(layer: PlannedLayer) -> str:
+    def format_avoided(layer: PlannedLayer) -> str:
         return ABSENT if layer.usual_cost is None else format_percent(layer.usual_cost / total)
 
     columns: Sequence[CellColumn[PlannedLayer]] = (
-        (Column("more bytes", 0), added),
-        (Column("cost avoided", 1), avoided),
+        (Column("more bytes", 0), format_added),
+        (Column("cost avoided", 1), format_avoided),
     )
     filled = fill(columns, ((LayerName(layer.layer_name), layer) for layer in kept[:MAX_LISTED_KEPT]))
     number = (

@@ -118,7 +118,7 @@ class Details {
   }
 }
 
-const FEWEST_PEERS = 3;
+const MIN_PEERS = 3;
 const FAR_DB = 6;
 
 /** Describe the SNR of the other layers of the same role and format. */
@@ -128,7 +128,7 @@ function peersText(layers, i) {
     const alike = layers.role[n] === layers.role[i] && layers.format[n] === layers.format[i];
     if (n !== i && alike && layers.status[n] === DIFFERS && Number.isFinite(layers.snr_db[n])) peers.push(layers.snr_db[n]);
   }
-  if (peers.length < FEWEST_PEERS) return null;
+  if (peers.length < MIN_PEERS) return null;
   peers.sort((a, b) => a - b);
   const at = (share) => peers[Math.round(share * (peers.length - 1))];
   const [low, middle, high] = [at(0.1), at(0.5), at(0.9)].map((level) => level.toFixed(1));

@@ -23,7 +23,7 @@ from quanterr.outputs.sections import (
 )
 from quanterr.selection.roles import role_of
 from quanterr.util.strict_json import JsonObject
-from quanterr.util.text import count, display, listed, size
+from quanterr.util.text import count, display, itemize, size
 from quanterr.views.diff.parts import format_answer, format_sizes, join_counts, list_names, make_view
 
 MINOR_DB = 10 * log10(1.01)  # a change of the squared error by 1 %
@@ -80,7 +80,7 @@ def _summarize(diff: Diff) -> Iterator[str]:
             yield f"  {word}: {change}  {display(item.layer)}: {levels}"
     for word, names in (("new", diff.added), ("gone", diff.gone), ("undefined in both", diff.undefined)):
         if names:
-            yield f"  {word}: {listed(names, MAX_SUMMARIZED)}"
+            yield f"  {word}: {itemize(names, MAX_SUMMARIZED)}"
     for other in diff.format_changes[:MAX_SUMMARIZED]:
         yield f"  in another format: {display(other.layer)}: {other.old_format} -> {other.new_format}"
 
