@@ -1,5 +1,6 @@
 """Decoding rules as data; interpreter.py specifies their values, and the compiled kernel executes most of them."""
 
+from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from math import gcd
@@ -204,10 +205,15 @@ class Decoder(Struct, gc=False):
         return self.grid() if self.grid is not None else None
 
 
-@lru_cache(maxsize=64)  # cached, as many weights have the same levels
 def tabulate(levels: tuple[float, ...], high_first: bool = False, n_codes: int = 0) -> Tensor:
     """Return the levels of the first ``n_codes`` codes in each byte, (256, n_codes) float32; 0 means all."""
+    return _tabulate(array("d", levels).tobytes(), high_first, n_codes)
+
+
+@lru_cache(maxsize=64)  # cached, as many weights have the same levels: by their bytes, as 0.0 and -0.0 compare equal
+def _tabulate(packed: bytes, high_first: bool, n_codes: int) -> Tensor:
+    levels = torch.tensor(array("d", packed), dtype=torch.float32)
     bits = len(levels).bit_length() - 1
     shifts = torch.arange(0, 8, bits)[: n_codes or None]
     codes = torch.arange(256)[:, None] >> (shifts.flip(0) if high_first else shifts) & len(levels) - 1
-    return torch.tensor(levels, dtype=torch.float32)[codes]
+    return levels[codes]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from support.golden_files import NUMBERS, expected_of
 from support.making import open_pairing, same_bits
 
+from quanterr.kernel.decoder import tabulate
 from quanterr.kernel.decoding import read_values
 from quanterr.kernel.levels import (
     E2M1,
@@ -246,3 +247,9 @@ def test_code_that_no_quantizer_writes_is_a_step_beyond_the_last():
 
     assert nearest.values.tolist() == [[1.0, 2.0, 1.0]]
     assert nearest.steps.tolist() == [[1.0, 1.0, 0.0]]
+
+
+def test_table_keeps_the_signs_of_its_zeros_beside_an_equal_table():
+    """Tables of bitsandbytes and convert_to_quant differ only in the sign of a zero; 0.0 and -0.0 compare equal."""
+    for zero in (0.0, -0.0, 0.0):
+        assert same_bits(torch.tensor([zero, 1.0]), tabulate((zero, 1.0) * 128, n_codes=1)[:2, 0])
