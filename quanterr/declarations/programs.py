@@ -66,6 +66,9 @@ class Program(NamedTuple):
     lists_exclusions: bool = False  # each linear module that it leaves unquantized is listed by name or pattern
     leaves_head: bool = True  # the output layer stays unquantized without being listed
     is_for_blocks: bool = False  # it quantizes only modules in blocks of the language model
+    is_for_linear: bool = (
+        False  # it quantizes Linear modules alone, so no stacks of experts, as transformers 5 has them
+    )
     is_described_by_paths: bool = False  # its keys are paths of modules
     follows_tensors: bool = False  # a module that no entry names is quantized if its scales are stored
 
@@ -559,19 +562,28 @@ PROGRAMS: Mapping[str, Program] = {
             _make_list_reader(("llm_int8_skip_modules", "modules_to_not_convert"), Matching.PATH, _read_bitsandbytes),
             _split_keys("llm_int8_skip_modules modules_to_not_convert"),
             lists_exclusions=True,
+            is_for_linear=True,
         ),
         Program(
             "torchao",
             lambda method, _: method == "torchao",
             _read_torchao,
             _split_keys("quant_type modules_to_not_convert"),
+            is_for_linear=True,
         ),
-        Program("HQQ", lambda method, _: method == "hqq", _read_hqq, _split_keys("quant_config skip_modules")),
+        Program(
+            "HQQ",
+            lambda method, _: method == "hqq",
+            _read_hqq,
+            _split_keys("quant_config skip_modules"),
+            is_for_linear=True,
+        ),
         Program(
             "quanto",
             lambda method, _: method == "quanto",
             _make_list_reader(("modules_to_not_convert",), Matching.PATH, _read_quanto),
             _split_keys("modules_to_not_convert"),
+            is_for_linear=True,
         ),
         Program("quanto's map", _is_quanto_map, _read_quanto_map, frozenset(), is_described_by_paths=True),
         Program(
@@ -579,6 +591,7 @@ PROGRAMS: Mapping[str, Program] = {
             lambda method, _: method == "sdnq",
             _read_sdnq,
             _split_keys("modules_dtype_dict modules_quant_config modules_to_not_convert"),
+            is_for_linear=True,
         ),
         Program(
             "FP8",

@@ -21,7 +21,7 @@ LINEAR_ROLES = frozenset({"attention", "mlp"})  # roles that only weights of lin
 NONLINEAR_ROLES = frozenset({"embedding", "norm", "convolution"})
 # Weights that quantizers skip without declaring it: routers, T5's embedding of relative positions.
 UNDECLARED_SKIPS = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
-HEAD_PREFIX = "lm_head."
+HEAD_PREFIX, EXPERT = "lm_head.", ".experts."
 HEADLESS_PROGRAMS = ("GPTQ", "AWQ")  # their loaders quantize the output layer only if the configuration says so
 
 
@@ -126,9 +126,14 @@ def _find_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme | 
     """Return layers that are stored unquantized against the configuration.
 
     If the program lists what it leaves out, each such layer counts. Otherwise the same layers must be quantized in
-    other blocks, or less than a quarter of linear layers may be unquantized.
+    other blocks, or less than a quarter of linear layers may be unquantized. If no expert is quantized, they were one
+    stack to a program that quantizes Linear modules alone.
     """
     linear = [(stored, scheme) for stored, scheme in schemes if _is_linear(declared, stored)]
+    if declared.program and declared.program.is_for_linear:
+        experts = {stored.name for stored, _ in linear if EXPERT in stored.name}
+        if not any(stored.weight.has_codes for stored, _ in linear if stored.name in experts):
+            linear = [(stored, scheme) for stored, scheme in linear if stored.name not in experts]
     planned = [(stored.name, scheme) for stored, scheme in linear if stored.is_left and scheme and scheme.is_quantized]
     left = [name for name, scheme in planned if scheme.entry or not declared.follows_tensors]
     are_few = 0 < 4 * len(left) < len(linear)

@@ -129,6 +129,18 @@ def test_torchao_excludes_layers_by_null(tmp_path, by_name, n):
     )
 
 
+@pytest.mark.parametrize(("method", "n"), [("bitsandbytes", 0), ("sdnq", 0), ("torchao", 0), ("fp8", 1)])
+@pytest.mark.parametrize("are_left", [True, False], ids=["all experts", "one expert"])
+def test_experts_are_no_linear_modules_unless_one_is_quantized(tmp_path, method, n, are_left):
+    """Of the stacks that transformers 5 makes of experts, programs that replace Linear modules quantize nothing."""
+    x = model() | {f"model.layers.0.mlp.experts.{k}.up_proj.weight": numbers(64, 64, seed=k).float() for k in range(3)}
+    config = CONFIG | {"quantization_config": {"quant_method": method, "modules_to_not_convert": ["lm_head"]}}
+    left = [name for name in x if ".experts." in name][: None if are_left else 1]
+    findings = mismatches(report_of(tmp_path, code(x, left), config, x))
+
+    assert (n if are_left else 1) == sum("does not exclude model.layers.0.mlp.experts.0" in text for text in findings)
+
+
 @pytest.mark.parametrize(("tied", "n"), [(True, 1), (False, 0)])
 def test_quantized_head_with_a_tied_embedding_is_reported(tmp_path, tied, n):
     x = model() | {"lm_head.weight": numbers(32, 64, seed=8).float()}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 REFERENCE = "reference.safetensors"  # next to each written folder: the producer's values, float32
 RESULTS = "results.json"
+PROGRESS = "progress.json"  # the results so far: some producers end the process with an error of one of their threads
 TOKENS = [torch.randint(0, 500, (1, 64), generator=torch.Generator().manual_seed(n)) for n in range(8)]
 
 # Writes the quantized model of a folder into another, by a setting; gives what the producer's library dequantizes.
@@ -75,13 +76,17 @@ def run(
     }
     settings = {**settings, **declared}
     models, out, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(settings)
-    made = []
+    progress = out / PROGRESS
+    made = json.loads(progress.read_text()) if progress.exists() else []
+    tried = {(attempt["model"], attempt["setting"]) for attempt in made}
     for model in sorted(path for path in models.iterdir() if path.is_dir()):
         for name in names:
-            if name in DECLARATIONS and model.name != DECLARING:
+            if (name in DECLARATIONS and model.name != DECLARING) or (model.name, name) in tried:
                 continue
             folder = out / model.name / name
             shutil.rmtree(folder, ignore_errors=True)
+            made.append({"model": model.name, "setting": name, "error": "it ends the process"})
+            progress.write_text(json.dumps(made))
             error = None
             try:
                 values = quantize(model, settings[name], folder)
@@ -92,10 +97,11 @@ def run(
             except (Exception, SystemExit) as problem:  # each failure of a producer is a row of the table
                 error = f"{type(problem).__name__}: {problem}"[:200]
                 shutil.rmtree(folder, ignore_errors=True)
-            made.append({"model": model.name, "setting": name, "error": error})
+            made[-1]["error"] = error
             print(model.name, name, error or "made", flush=True)
     done = {"producer": package, "version": importlib.metadata.version(package), "made": made, "simulated": simulated}
     (out / RESULTS).write_text(json.dumps(done, indent=1))
+    progress.unlink()
 
 
 def take_weights(source: Path, folder: Path) -> None:

@@ -25,10 +25,12 @@ Exit status 1 if anything is in capitals. Writes the tables of the guide (quante
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import venv
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
-from common import DECLARATIONS, MIXED, ONE  # noqa: E402
+from common import DECLARATIONS, MIXED, ONE, PROGRESS, RESULTS  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from support.making import open_pairing, read_whole  # noqa: E402  # tests/support/making.py
 from torch import Tensor  # noqa: E402
@@ -99,6 +101,20 @@ def environment(folder: Path, needs: tuple[str, ...]) -> Path:
             subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
         (folder / "made").touch()
     return python
+
+
+def make_models(command: Sequence[str | Path], out: Path) -> None:
+    """Run a producer's script, and again after each setting that ends its process, until it has tried all."""
+    tried = -1
+    with (out / "log.txt").open("w") as log:
+        while not (out / RESULTS).exists() and tried < (tried := _count_tried(out)):
+            # In its own folder, because HQQ makes another one of each word of a name with spaces.
+            subprocess.run(command, stdout=log, stderr=log, cwd=out, check=False)
+
+
+def _count_tried(out: Path) -> int:
+    progress = out / PROGRESS
+    return len(json.loads(progress.read_text())) if progress.exists() else 0
 
 
 def judge_declaration(original: Path, quantized: Path, simulated: bool, about: str) -> tuple[str, str]:
@@ -168,7 +184,7 @@ def _apart(y: Tensor, truth: Tensor) -> float:
 
 def outcomes(producer: str, models: Path, out: Path) -> tuple[str, list[Outcome]]:
     """Return the producer's name and version, and the outcomes of all models and settings that its script made."""
-    done = json.loads((out / "results.json").read_text())
+    done = json.loads((out / RESULTS).read_text())
     outcomes_found = []
     for made in done["made"]:
         model, setting = made["model"], made["setting"]
@@ -254,14 +270,12 @@ def main() -> int:
     outcomes_by_producer = {}
     for producer in arguments.producers or PRODUCERS:
         out = folder / producer
-        if not (arguments.keep and (out / "results.json").exists()):
-            out.mkdir(parents=True, exist_ok=True)
+        if not (arguments.keep and (out / RESULTS).exists()):
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir(parents=True)
             python = environment(folder / f"env-{producer}", PRODUCERS[producer])
-            log = (out / "log.txt").open("w")
-            # In its own folder, because HQQ makes another one of each word of a name with spaces.
-            command = [python, HERE / f"with_{producer}.py", models, out]
-            subprocess.run(command, stdout=log, stderr=log, cwd=out, check=False)
-        if not (out / "results.json").exists():
+            make_models([python, HERE / f"with_{producer}.py", models, out], out)
+        if not (out / RESULTS).exists():
             sys.exit(f"{producer}: its script failed, see {out / 'log.txt'}")
         version, made = outcomes(producer, models, out)
         outcomes_by_producer[version] = made
