@@ -15,7 +15,9 @@ from quanterr.checkpoints import open_checkpoint
 from quanterr.documents.gate_results import exit_status
 from quanterr.errors import CheckpointError, Status
 from quanterr.evaluation.models.weights import Candidate, OriginalWeights
+from quanterr.formats.shared import hadamard
 from quanterr.formats.shared.transform_matrix import _take_apart
+from quanterr.kernel.library import KernelChoice
 from quanterr.pairing.transforms import find_fused_transforms
 from quanterr.tensors.chunks import Chunk
 from quanterr.tensors.workspace import Workspace
@@ -52,9 +54,12 @@ def test_weights_equal_those_that_compressed_tensors_multiplies_by(case):
             assert bool(((candidate.get(name) - weight).abs() <= bound).all()), name
 
 
+@pytest.mark.parametrize("has_kernel", [True, False], ids=["by default", "by torch"])
 @pytest.mark.parametrize("case", ["hadamard_blocks", "random_hadamard_inverse"])
-def test_every_part_equals_the_whole(case):
+def test_every_part_equals_the_whole(monkeypatch, case, has_kernel):
     """Sums of a few numbers with eight bits or less are exact in float64, in any order."""
+    if not has_kernel:
+        monkeypatch.setattr(hadamard, "choose_kernel", lambda: KernelChoice(None))
     workspace = Workspace()
     with open_checkpoint(FOLDER / case) as quantized:
         weight = OriginalWeights(quantized).weights[f"{DOWN}.weight"]

@@ -79,7 +79,7 @@ class TransformMatrix:
             cols = cols * (sqrt(self.n) / size if inverted else 1 / sqrt(self.n))
         ones = torch.ones(len(wide), dtype=torch.float64, device=wide.device)
         out = hadamard.multiply(wide, size, 1, (ones, cols), rows.dtype)
-        return rows.copy_((out if perm is None else out[:, perm]).view(rows.shape))
+        return rows.copy_((out if perm is None else out[:, perm]).reshape(rows.shape))
 
     def _make_factors(self, workspace: Workspace) -> Factors:
         if self.entry is None:
