@@ -66,9 +66,7 @@ class Program(NamedTuple):
     lists_exclusions: bool = False  # each linear module that it leaves unquantized is listed by name or pattern
     leaves_head: bool = True  # the output layer stays unquantized without being listed
     is_for_blocks: bool = False  # it quantizes only modules in blocks of the language model
-    is_for_linear: bool = (
-        False  # it quantizes Linear modules alone, so no stacks of experts, as transformers 5 has them
-    )
+    is_for_linear: bool = False  # it quantizes Linear modules alone, and no stacks of experts
     is_described_by_paths: bool = False  # its keys are paths of modules
     follows_tensors: bool = False  # a module that no entry names is quantized if its scales are stored
 

@@ -13,7 +13,7 @@ from quanterr.documents.base import Finding
 from quanterr.findings.checks import DECLARED, QUANTIZED, check
 from quanterr.findings.codes import make_finding
 from quanterr.findings.contents import Contents, Stored
-from quanterr.selection.roles import role_of, without_numbers
+from quanterr.selection.roles import is_routed_expert, role_of, without_numbers
 from quanterr.util.text import count, display, itemize
 
 REMEDY = "correct the configuration: loaders that follow it fail, or read wrong values"
@@ -21,7 +21,7 @@ LINEAR_ROLES = frozenset({"attention", "mlp"})  # roles that only weights of lin
 NONLINEAR_ROLES = frozenset({"embedding", "norm", "convolution"})
 # Weights that quantizers skip without declaring it: routers, T5's embedding of relative positions.
 UNDECLARED_SKIPS = re.compile(r".*(attention_bias|\.gate|router|_gate|Dense\w+\.wo)\.weight")
-HEAD_PREFIX, EXPERT = "lm_head.", ".experts."
+HEAD_PREFIX = "lm_head."
 HEADLESS_PROGRAMS = ("GPTQ", "AWQ")  # their loaders quantize the output layer only if the configuration says so
 
 
@@ -101,7 +101,7 @@ def _check_unnamed(declared: Declarations, coded: Sequence[tuple[Stored, Scheme 
 
 def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme | None]]) -> Iterator[Finding]:
     """Report linear layers that are stored unquantized although the configuration quantizes them."""
-    left = _find_left(declared, schemes)
+    left = _find_left(declared, _leave_out_stacks(declared, schemes))
     if not left:
         return
     program = declared.program.name if declared.program else ""
@@ -113,27 +113,36 @@ def _check_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme |
     yield report_mismatch(message, left)
 
 
-def list_left(contents: Contents) -> list[str]:
-    """Return the names of linear layers that are stored unquantized although the configuration quantizes them."""
+def list_left(contents: Contents, has_stacks: bool = False) -> list[str]:
+    """Return the names of linear layers that are stored unquantized although the configuration quantizes them.
+
+    With ``has_stacks``, the loader keeps the experts of a block in one stack, as transformers 5 does.
+    """
     declared = contents.labels.declarations
     if declared.program is None or declared.program.name == "ModelSlim":
         return []
     schemes = [(stored, declared.of(stored.weight.name)) for stored in contents.weights]
+    if has_stacks:
+        schemes = [*_leave_out_stacks(declared, schemes)]
     return _find_left(declared, schemes) if any(stored.weight.has_codes for stored, _ in schemes) else []
+
+
+def _leave_out_stacks(
+    declared: Declarations, schemes: Sequence[tuple[Stored, Scheme | None]]
+) -> Sequence[tuple[Stored, Scheme | None]]:
+    """Leave out experts if none is quantized, and the program saw Linear modules alone: not transformers' stacks."""
+    apart = [(stored, scheme) for stored, scheme in schemes if not is_routed_expert(stored.name)]
+    has_coded = any(stored.weight.has_codes for stored, _ in schemes if is_routed_expert(stored.name))
+    return apart if declared.program and declared.program.is_for_linear and not has_coded else schemes
 
 
 def _find_left(declared: Declarations, schemes: Sequence[tuple[Stored, Scheme | None]]) -> list[str]:
     """Return layers that are stored unquantized against the configuration.
 
     If the program lists what it leaves out, each such layer counts. Otherwise the same layers must be quantized in
-    other blocks, or less than a quarter of linear layers may be unquantized. If no expert is quantized, they were one
-    stack to a program that quantizes Linear modules alone.
+    other blocks, or less than a quarter of linear layers may be unquantized.
     """
     linear = [(stored, scheme) for stored, scheme in schemes if _is_linear(declared, stored)]
-    if declared.program and declared.program.is_for_linear:
-        experts = {stored.name for stored, _ in linear if EXPERT in stored.name}
-        if not any(stored.weight.has_codes for stored, _ in linear if stored.name in experts):
-            linear = [(stored, scheme) for stored, scheme in linear if stored.name not in experts]
     planned = [(stored.name, scheme) for stored, scheme in linear if stored.is_left and scheme and scheme.is_quantized]
     left = [name for name, scheme in planned if scheme.entry or not declared.follows_tensors]
     are_few = 0 < 4 * len(left) < len(linear)

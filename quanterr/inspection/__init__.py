@@ -30,7 +30,7 @@ from quanterr.pairing import SIDES
 from quanterr.pairing.inputs import Inputs, find_declared_cache
 from quanterr.pairing.model import Bucket, Leftover, Pair, Pairing
 from quanterr.pairing.side import CheckpointSide
-from quanterr.selection.roles import block_of, role_of
+from quanterr.selection.roles import block_of, is_routed_expert, role_of
 from quanterr.tensors.clock import Clock
 from quanterr.tensors.in_memory import Side, hold
 from quanterr.util.hardware import bandwidth_of
@@ -146,20 +146,16 @@ def _bound_decoding(
 ) -> DecodeBound:
     """Return the bound that bandwidth sets on decoding; embeddings do not count, unless one is also the head."""
     has_head = any(weight.role == "head" for weight in weights)
-    experts = sum(weight.bytes for weight in weights if _is_expert(weight.name))
+    experts = sum(weight.bytes for weight in weights if is_routed_expert(weight.name))
     share, why = _find_active_experts(checkpoint) if experts else (1.0, None)
     others = sum(
         weight.bytes
         for weight in weights
-        if not _is_expert(weight.name) and (weight.role != "embedding" or (not has_head and len(weight.shape) > 1))
+        if not is_routed_expert(weight.name)
+        and (weight.role != "embedding" or (not has_head and len(weight.shape) > 1))
     )
     active = others + round(share * experts)
     return DecodeBound(hardware, bandwidth, active, 1e9 * bandwidth / active if active else 0.0, why)
-
-
-def _is_expert(name: str) -> bool:
-    """Return whether a weight belongs to a routed expert; shared experts always run."""
-    return role_of(name) == "experts" and "shared" not in name and "shexp" not in name
 
 
 def _find_active_experts(checkpoint: Checkpoint) -> tuple[float, str]:

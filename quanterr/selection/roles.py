@@ -65,6 +65,11 @@ def role_of(name: str) -> str:
     return _find_role(unify_numbers(name))
 
 
+def is_routed_expert(name: str) -> bool:
+    """Return whether a weight belongs to a routed expert; shared experts always run."""
+    return role_of(name) == "experts" and "shared" not in name and "shexp" not in name
+
+
 @lru_cache(maxsize=1 << 12)  # all blocks have the same names
 def _find_role(name: str) -> str:
     words = (part for part in name.split(".") if not part.isdecimal())

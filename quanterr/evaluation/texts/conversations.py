@@ -178,9 +178,9 @@ def _find_tokens(
     ``has_marks`` means that the tokenizer's own template marks these tokens.
     """
     try:
-        ids = apply(messages)
         if has_marks:
             return _find_marked_tokens(tokenizer, messages)
+        ids = apply(messages)
         scored = [False] * len(ids)
         for n, message in enumerate(messages):
             if message["role"] == "assistant":

@@ -73,7 +73,7 @@ def check_class(contents: Contents) -> Iterator[LoadingReason]:
 
 def check_left(contents: Contents) -> Iterator[LoadingReason]:
     """Yield a reason if modules that the configuration quantizes are stored unquantized: their codes are random."""
-    if names := list_left(contents):
+    if names := list_left(contents, has_stacks=True):
         message = (
             f"builds quantized modules for {count(len(names), 'layer')} stored unquantized, and leaves their codes "
             f"random: {itemize(names, 3)}"
